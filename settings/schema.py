@@ -22,15 +22,11 @@ class ServerSettings(Section):
 
     host: str = Field("127.0.0.1", description="Address of the tenant listener.")
     port: int = Field(8080, ge=1, le=65535, description="Port of the tenant listener.")
-    base_url: str | None = Field(
-        None, description="Advertised address; ends in /api. Default: from host and port."
-    )
+    base_url: str | None = Field(None, description="Advertised address; ends in /api. Default: from host and port.")
     api_key: SecretStr | None = Field(
         None, description='Bootstrap key, best written as "${TOKENLINE_API_KEY}". Any form is accepted.'
     )
-    admin_key: SecretStr | None = Field(
-        None, description="Key of the admin API. Default: made at first start."
-    )
+    admin_key: SecretStr | None = Field(None, description="Key of the admin API. Default: made at first start.")
     ops_host: str = Field("127.0.0.1", description="Address of the ops listener (/metrics, /admin/v1).")
     ops_port: int = Field(9464, ge=1, le=65535, description="Port of the ops listener.")
     otlp_host: str = Field("127.0.0.1", description="Address of the OTLP/HTTP receiver for engine spans.")
@@ -41,9 +37,7 @@ class ServerSettings(Section):
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body that is read.")
     request_timeout_seconds: float = Field(600, gt=0, description="From ingress to the last byte.")
     connect_timeout_seconds: float = Field(5, gt=0, description="For a connection to an upstream.")
-    first_byte_timeout_seconds: float = Field(
-        300, gt=0, description="From request sent to first upstream byte."
-    )
+    first_byte_timeout_seconds: float = Field(300, gt=0, description="From request sent to first upstream byte.")
     idle_timeout_seconds: float = Field(120, gt=0, description="Between two bytes of an upstream's answer.")
     drain_seconds: float = Field(30, ge=0, description="On SIGTERM, how long running requests may go on.")
 
@@ -64,18 +58,12 @@ class EngineSettings(Section):
         "auto", description="Weights and activations. auto: float32 on a CPU, the model's own elsewhere."
     )
     tensor_parallel_size: int = Field(1, ge=1, description="Above 1 needs another engine behind the gateway.")
-    pipeline_parallel_size: int = Field(
-        1, ge=1, description="Above 1 needs another engine behind the gateway."
-    )
+    pipeline_parallel_size: int = Field(1, ge=1, description="Above 1 needs another engine behind the gateway.")
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of the device's memory for weights and KV cache."
     )
-    cpu_kv_cache_gib: float = Field(
-        2.0, gt=0, description="Memory that the KV cache is sized from on a CPU, in GiB."
-    )
-    max_model_len: int | None = Field(
-        None, ge=8, description="Tokens of prompt and answer. Default: the model's."
-    )
+    cpu_kv_cache_gib: float = Field(2.0, gt=0, description="Memory that the KV cache is sized from on a CPU, in GiB.")
+    max_model_len: int | None = Field(None, ge=8, description="Tokens of prompt and answer. Default: the model's.")
     page_size: int = Field(16, ge=1, le=256, description="Tokens in one page of the KV cache.")
 
 
@@ -88,37 +76,27 @@ class ModelSettings(Section):
     batch_wait_ms: float = Field(
         0, ge=0, description="An idle engine waits this long for company before its first prefill."
     )
-    max_tokens: int | None = Field(
-        None, ge=1, description="Default and ceiling of a request's output tokens."
-    )
+    max_tokens: int | None = Field(None, ge=1, description="Default and ceiling of a request's output tokens.")
 
 
 class SchedulerSettings(Section):
     """How requests become batches."""
 
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Batch slots.")
-    max_num_batched_tokens: int = Field(
-        2048, ge=1, description="Token budget of one step; decode comes first."
-    )
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Token budget of one step; decode comes first.")
     enable_chunked_prefill: bool = Field(True, description="Off: a prompt is prefilled in one step.")
     scheduler_policy: Literal["fcfs"] = Field("fcfs", description="Order of waiting requests.")
-    policy: Literal["continuous_batching"] = Field(
-        "continuous_batching", description="How batches are formed."
-    )
+    policy: Literal["continuous_batching"] = Field("continuous_batching", description="How batches are formed.")
     queue_warn_ms: float = Field(1000, ge=0, description="A longer wait in the engine's queue is logged.")
 
 
 class TokenIntervalSettings(Section):
     """What happens between two forwards (the token gap)."""
 
-    async_scheduling: bool = Field(
-        True, description="Two-thread pipeline; off: schedule, forward, process in turn."
-    )
+    async_scheduling: bool = Field(True, description="Two-thread pipeline; off: schedule, forward, process in turn.")
     overlap_token_interval: bool = Field(True, description="Host work of step n runs during forward n+1.")
     detokenizer_async: bool = Field(True, description="Text is made in a process of its own.")
-    slot_reuse: bool = Field(
-        True, description="Device state stays in static slots and is changed by difference."
-    )
+    slot_reuse: bool = Field(True, description="Device state stays in static slots and is changed by difference.")
 
 
 class SimulatedSettings(Section):
@@ -133,13 +111,9 @@ class SimulatedSettings(Section):
 class LoggingSettings(Section):
     """What is written to standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe level shown."
-    )
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level shown.")
     log_tps: bool = Field(False, description="A line every 10 s: TPS, running, waiting, KV usage, token gap.")
-    log_gpu_util: bool = Field(
-        False, description="Adds device utilisation to that line, where it can be read."
-    )
+    log_gpu_util: bool = Field(False, description="Adds device utilisation to that line, where it can be read.")
 
 
 class UpstreamSettings(Section):
@@ -155,18 +129,14 @@ class TargetSettings(Section):
     """One place where a public model can be answered."""
 
     upstream: str = Field(description="Name of an [[upstreams]] entry.")
-    model: str | None = Field(
-        None, description="The upstream's own name of the model. Default: the public one."
-    )
+    model: str | None = Field(None, description="The upstream's own name of the model. Default: the public one.")
 
 
 class RouteSettings(Section):
     """A public model name and its targets, tried in order."""
 
     name: str = Field(min_length=1, max_length=256, description="What apps ask for.")
-    targets: tuple[TargetSettings, ...] = Field(
-        min_length=1, description="Tried in order until the first event."
-    )
+    targets: tuple[TargetSettings, ...] = Field(min_length=1, description="Tried in order until the first event.")
 
 
 class TracingSettings(Section):
@@ -175,12 +145,8 @@ class TracingSettings(Section):
     join_wait_ms: float = Field(10_000, ge=0, description="How long a closed request waits for engine spans.")
     store_max_rows: int = Field(200_000, ge=100, description="Ledger rows kept; the oldest leave first.")
     store_max_traces: int = Field(20_000, ge=10, description="Traces whose spans are kept.")
-    sample_ratio: float = Field(
-        1.0, ge=0, le=1, description="Share of ordinary requests whose spans are kept."
-    )
-    record_content: bool = Field(
-        False, description="Keep prompt and answer text. Not built: true is refused."
-    )
+    sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of ordinary requests whose spans are kept.")
+    record_content: bool = Field(False, description="Keep prompt and answer text. Not built: true is refused.")
 
 
 class SloSettings(Section):

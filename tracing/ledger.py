@@ -13,7 +13,7 @@ import msgspec
 from protocol.timings import HostIdentity, Timings
 
 
-class Outcome(str, enum.Enum):
+class Outcome(enum.StrEnum):
     """How a request ended, once."""
 
     OK = "ok"

@@ -25,8 +25,7 @@ ENGINE_STAGES = (
 )
 STAGES = (
     *GATEWAY_STAGES,
-    *ENGINE_STAGES[:1],
-    *ENGINE_STAGES[1:],
+    *ENGINE_STAGES,
     "transit",
     "upstream_wait",
     "relay",

@@ -1,0 +1,1 @@
+"""Model loading (folder, hub id, GGUF) and the attention hook that puts our paged KV cache under it."""

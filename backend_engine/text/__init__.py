@@ -1,0 +1,1 @@
+"""Text: tokenising and detokenising, chat templates, stop strings."""

@@ -1,0 +1,1 @@
+"""The `tokenline` command, thin: each verb calls one function elsewhere."""
