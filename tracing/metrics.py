@@ -1,0 +1,257 @@
+"""The metrics catalogue: every metric's name, type, labels, buckets and meaning, defined once.
+
+The observer and the engine make their prometheus_client objects from here; documentation and dashboards are checked
+against it. Seconds and ratios only; no label carries a request id, a key or a user.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+
+disable_created_metrics()
+
+Kind = Literal["counter", "gauge", "histogram", "info"]
+
+
+def _decades(steps: tuple[float, ...], low: float, high: float) -> tuple[float, ...]:
+    """Bucket bounds: `steps` of each decade from low to high, both included."""
+    bounds = [float(f"{step * 10**exponent:.6g}") for exponent in range(-6, 6) for step in steps]
+    return tuple(bound for bound in bounds if low <= bound <= high)
+
+
+_FINE_STEPS = (1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5, 6.3, 8)
+FINE_TTFT = (*_decades(_FINE_STEPS, 0.001, 100), 120.0)
+"""1 ms to 120 s: puts the P99 of log-normal latencies within 7 %."""
+FINE_TPOT = _decades(_FINE_STEPS, 0.001, 10)
+COARSE = _decades((1, 2, 5), 1e-5, 100)
+TOKENS = _decades((1, 2, 5), 1, 200_000)
+BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+BATCHED_TOKENS = _decades((1, 2, 5), 1, 50_000)
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One entry of the catalogue. `name` is as exposed, `_total` of counters included."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_ROUTE = ("model", "upstream", "surface")
+
+GATEWAY: tuple[Metric, ...] = (
+    Metric(
+        "gen_ai_server_time_to_first_token_seconds",
+        "histogram",
+        "TTFT: first token written to the client minus ingress; streams only.",
+        _ROUTE,
+        FINE_TTFT,
+    ),
+    Metric(
+        "gen_ai_server_time_per_output_token_seconds",
+        "histogram",
+        "TPOT: (last token - first token) / (output tokens - 1); count says what counted the tokens.",
+        (*_ROUTE, "count"),
+        FINE_TPOT,
+    ),
+    Metric(
+        "gen_ai_server_request_duration_seconds",
+        "histogram",
+        "E2E: last byte written to the client minus ingress.",
+        _ROUTE,
+        FINE_TTFT,
+    ),
+    Metric(
+        "tokenline_stage_duration_seconds",
+        "histogram",
+        "Time in each stage of a request; see docs/timeline.md for where each begins and ends.",
+        ("stage", "upstream"),
+        COARSE,
+    ),
+    Metric(
+        "tokenline_ttft_by_prompt_size_seconds",
+        "histogram",
+        "TTFT by prompt-size class: up to 256, 1024 and 4096 tokens, and more.",
+        ("model", "size"),
+        COARSE,
+    ),
+    Metric("tokenline_prompt_tokens", "histogram", "Prompt tokens of a request.", ("model",), TOKENS),
+    Metric("tokenline_output_tokens", "histogram", "Output tokens of a request.", ("model",), TOKENS),
+    Metric(
+        "tokenline_ttft_unaccounted_seconds",
+        "histogram",
+        "TTFT minus the sum of its measured stages, absolute value; same-host engines only.",
+        ("upstream",),
+        COARSE,
+    ),
+    Metric(
+        "tokenline_gateway_overhead_seconds",
+        "histogram",
+        "E2E minus the union of upstream attempts, the client's upload and the gateway's queue.",
+        ("upstream",),
+        COARSE,
+    ),
+    Metric(
+        "tokenline_requests_total",
+        "counter",
+        "Requests that ended.",
+        (*_ROUTE, "outcome", "status"),
+    ),
+    Metric(
+        "tokenline_tokens_total",
+        "counter",
+        "Tokens by direction (input, cached, output, reasoning), as upstreams counted them.",
+        ("direction", "model", "team"),
+    ),
+    Metric("tokenline_inflight_requests", "gauge", "Requests now at each upstream.", ("upstream",)),
+    Metric("tokenline_rejections_total", "counter", "Requests refused by the gateway.", ("reason",)),
+    Metric("tokenline_upstream_up", "gauge", "1 when the upstream's last health check passed.", ("upstream",)),
+    Metric("tokenline_attempts_total", "counter", "Attempts at upstreams by result.", ("upstream", "result")),
+    Metric(
+        "tokenline_timing_anomalies_total",
+        "counter",
+        "Intervals that came out negative, by stage.",
+        ("kind",),
+    ),
+    Metric(
+        "tokenline_ledgers_dropped_total",
+        "counter",
+        "Requests whose record was lost because the observer was away or too slow.",
+    ),
+    Metric("tokenline_traces_dropped_total", "counter", "Traces not stored, by reason.", ("reason",)),
+    Metric("tokenline_traces_kept_total", "counter", "Traces whose spans were stored."),
+    Metric("tokenline_spans_received_total", "counter", "Spans taken by the OTLP receiver.", ("result",)),
+)
+
+_E = "tokenline_engine_"
+
+ENGINE: tuple[Metric, ...] = (
+    Metric(_E + "num_requests_running", "gauge", "Requests in slots.", ("model",)),
+    Metric(_E + "num_requests_waiting", "gauge", "Requests queued for a slot.", ("model",)),
+    Metric(_E + "kv_cache_usage_ratio", "gauge", "KV pages in use, 0 to 1.", ("model",)),
+    Metric(_E + "prompt_tokens_total", "counter", "Prompt tokens of admitted requests.", ("model",)),
+    Metric(_E + "generation_tokens_total", "counter", "Tokens sampled for answers.", ("model",)),
+    Metric(
+        _E + "request_success_total",
+        "counter",
+        "Requests that ended, by reason: stop, length, abort, error.",
+        ("model", "finished_reason"),
+    ),
+    Metric(
+        _E + "time_to_first_token_seconds",
+        "histogram",
+        "Received by the engine to first token sampled.",
+        ("model",),
+        FINE_TTFT,
+    ),
+    Metric(
+        _E + "inter_token_latency_seconds",
+        "histogram",
+        "Time between two tokens of a request.",
+        ("model",),
+        FINE_TPOT,
+    ),
+    Metric(
+        _E + "request_queue_time_seconds",
+        "histogram",
+        "Queued to first scheduled.",
+        ("model",),
+        COARSE,
+    ),
+    Metric(
+        _E + "request_prefill_time_seconds",
+        "histogram",
+        "First scheduled to first token sampled.",
+        ("model",),
+        COARSE,
+    ),
+    Metric(
+        _E + "request_decode_time_seconds",
+        "histogram",
+        "First token sampled to last token sampled.",
+        ("model",),
+        COARSE,
+    ),
+    Metric(
+        _E + "e2e_request_latency_seconds",
+        "histogram",
+        "Received by the engine to last token sampled.",
+        ("model",),
+        FINE_TTFT,
+    ),
+    Metric(_E + "forward_seconds_total", "counter", "Time that the device spent in steps.", ("model",)),
+    Metric(
+        _E + "token_gap_seconds",
+        "histogram",
+        "Step start minus the previous step's end while any request ran or waited.",
+        ("model",),
+        COARSE,
+    ),
+    Metric(
+        _E + "busy_ratio",
+        "gauge",
+        "Share of the last 10 s of wall time that the device spent in steps.",
+        ("model",),
+    ),
+    Metric(_E + "batch_size", "histogram", "Sequences in a step.", ("model",), BATCH),
+    Metric(_E + "batched_tokens", "histogram", "Tokens in a step.", ("model",), BATCHED_TOKENS),
+    Metric(
+        _E + "schedule_seconds",
+        "histogram",
+        "Host time to build a step.",
+        ("model",),
+        COARSE,
+    ),
+    Metric(
+        _E + "detokenize_seconds",
+        "histogram",
+        "Host time to turn one step's tokens into text.",
+        ("model",),
+        COARSE,
+    ),
+    Metric(
+        _E + "info",
+        "info",
+        "What serves: device, dtype, simulated, async_scheduling, slot_reuse, chunked_prefill.",
+        ("model",),
+    ),
+)
+
+CATALOGUE: tuple[Metric, ...] = GATEWAY + ENGINE
+
+PROMPT_SIZES = (256, 1024, 4096)
+"""Upper bounds in tokens of the prompt-size classes; above the last is the fourth class."""
+
+
+def prompt_size_class(tokens: int) -> str:
+    """The class of a prompt: `le_256`, `le_1024`, `le_4096` or `gt_4096`."""
+    for bound in PROMPT_SIZES:
+        if tokens <= bound:
+            return f"le_{bound}"
+    return f"gt_{PROMPT_SIZES[-1]}"
+
+
+Instrument = Counter | Gauge | Histogram | Info
+
+
+def build(metrics: tuple[Metric, ...], registry: CollectorRegistry) -> dict[str, Instrument]:
+    """The prometheus_client objects of `metrics`, registered and by name."""
+    built: dict[str, Instrument] = {}
+    for metric in metrics:
+        if metric.kind == "histogram":
+            instrument: Instrument = Histogram(
+                metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=registry
+            )
+        elif metric.kind == "counter":
+            instrument = Counter(metric.name, metric.help, metric.labels, registry=registry)
+        elif metric.kind == "gauge":
+            instrument = Gauge(metric.name, metric.help, metric.labels, registry=registry)
+        else:
+            instrument = Info(metric.name.removesuffix("_info"), metric.help, metric.labels, registry=registry)
+        built[metric.name] = instrument
+    return built
