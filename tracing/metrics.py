@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
 
