@@ -1,0 +1,156 @@
+"""Checks across keys: what must hold for settings to make sense, and what must hold before a process starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import SecretStr
+
+from settings.errors import SettingsError
+from settings.schema import Settings, UpstreamSettings
+
+
+def check_consistent(settings: Settings) -> None:
+    """Raises SettingsError when two keys contradict each other or a value names something that doesn't exist."""
+    _check_base_url(settings)
+    _check_secret("server.api_key", settings.server.api_key)
+    _check_secret("server.admin_key", settings.server.admin_key)
+    _check_unique("upstreams", (upstream.name for upstream in settings.upstreams))
+    _check_unique("models", (route.name for route in settings.models))
+    for number, upstream in enumerate(settings.upstreams):
+        _check_upstream(f"upstreams.{number} ({upstream.name})", upstream)
+    _check_targets(settings)
+    if settings.tracing.record_content:
+        raise SettingsError(
+            "tracing.record_content = true: prompts and answers are never recorded in this version; set it to false"
+        )
+
+
+def check_startable(settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+    """Raises SettingsError when these settings load but can't be run here."""
+    _check_advertised_port(settings)
+    _check_listeners(settings)
+    for upstream in settings.upstreams:
+        if upstream.api_key_env and not environ.get(upstream.api_key_env):
+            raise SettingsError(
+                f"upstream {upstream.name} takes its key from the environment variable {upstream.api_key_env}, "
+                "which is not set"
+            )
+
+
+def check_engine_startable(settings: Settings) -> None:
+    """Raises SettingsError when our own engine can't do what is asked of it."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = getattr(settings.engine, name)
+        if size > 1:
+            raise SettingsError(
+                f"engine.{name} = {size}: Tokenline's own engine runs on one device. Set it to 1, or run the model "
+                "in a server that spreads it over several, name that server under [[upstreams]] and set "
+                'engine.backend = "none"'
+            )
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address reaches this machine alone."""
+    if host is None:
+        return False
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _split(key: str, url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise SettingsError(f"{key} = {url!r}: not a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingsError(f"{key} = {url!r}: must begin with http:// or https:// and name a host")
+    if parts.username or parts.password:
+        raise SettingsError(f"{key}: must not hold a user name or password; keys come from the environment")
+    return parts
+
+
+def _check_base_url(settings: Settings) -> None:
+    url = settings.server.base_url
+    if url is None:
+        return
+    parts = _split("server.base_url", url)
+    if not parts.path.rstrip("/").endswith("/api") or parts.query or parts.fragment:
+        right = f"{parts.scheme}://{parts.netloc}/api"
+        raise SettingsError(f"server.base_url = {url!r}: must end in /api, as in {right!r}")
+
+
+def _check_advertised_port(settings: Settings) -> None:
+    """A loopback base_url leads straight to the listener, so their ports must agree."""
+    url = settings.server.base_url
+    if url is None:
+        return
+    parts = _split("server.base_url", url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if is_loopback(parts.hostname) and port != settings.server.port:
+        raise SettingsError(
+            f"server.base_url = {url!r} leads to port {port} of this machine, but server.port = "
+            f"{settings.server.port} is where requests are taken; make them the same"
+        )
+
+
+def _check_listeners(settings: Settings) -> None:
+    listeners = listeners_of(settings)
+    for number, (key, _, port) in enumerate(listeners):
+        for other_key, _, other_port in listeners[:number]:
+            if port == other_port:
+                raise SettingsError(f"{other_key} and {key} are both {port}; each listener needs a port of its own")
+
+
+def listeners_of(settings: Settings) -> list[tuple[str, str, int]]:
+    """(setting, host, port) of everything the gateway's side listens on."""
+    server = settings.server
+    return [
+        ("server.port", server.host, server.port),
+        ("server.ops_port", server.ops_host, server.ops_port),
+        ("server.otlp_port", server.otlp_host, server.otlp_port),
+    ]
+
+
+def _check_secret(key: str, secret: SecretStr | None) -> None:
+    if secret is None:
+        return
+    value = secret.get_secret_value()
+    if not value:
+        raise SettingsError(f"{key} is empty")
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise SettingsError(
+            f"{key} holds a space, a line break or a character outside ASCII, which no client can send in a header"
+        )
+
+
+def _check_unique(table: str, names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise SettingsError(f"{table}: {name!r} is there {count} times; each name must be used once")
+
+
+def _check_upstream(where: str, upstream: UpstreamSettings) -> None:
+    if (upstream.url is None) == (upstream.unix_socket is None):
+        found = "both are given" if upstream.url else "neither is given"
+        raise SettingsError(f"{where}: exactly one of url and unix_socket is needed; {found}")
+    if upstream.url is not None:
+        _split(f"{where}: url", upstream.url)
+
+
+def _check_targets(settings: Settings) -> None:
+    known = [upstream.name for upstream in settings.upstreams]
+    for route in settings.models:
+        for target in route.targets:
+            if target.upstream not in known:
+                there = ", ".join(known) or "none is defined"
+                raise SettingsError(
+                    f"models ({route.name}): upstream {target.upstream!r} is not among [[upstreams]] ({there})"
+                )
