@@ -1,0 +1,175 @@
+"""The engine core as a process: `python -m backend_engine.core.process --settings FILE --inbox ADDR --outbox ADDR`.
+
+The frontend binds both ipc:// addresses (PUSH to the inbox, PULL from the outbox) and the core connects, so a core
+that is started again meets the same sockets. It says Ready or Failed first, then Outputs. It ends on Shutdown, on
+SIGTERM, and with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import zmq
+
+from backend_engine.core.loop import EngineCore
+from backend_engine.core.messages import Failed, FromCore, ToCore, decode_to_core, encode
+from backend_engine.devices.opening import open_device
+from settings.schema import Settings
+from tracing.clock import SystemClock
+
+log = logging.getLogger(__name__)
+
+INBOX_MESSAGES = 4096
+"""ZeroMQ holds this many messages to the core; beyond them the frontend's send waits."""
+OUTBOX_MESSAGES = 4096
+"""ZeroMQ holds this many messages of the core; beyond them the core waits, and no step runs that nobody reads."""
+
+
+class Mailbox:
+    """Both sockets, and what can wake a core that sleeps: a message or a signal."""
+
+    def __init__(self, in_address: str, out_address: str) -> None:
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.set_hwm(INBOX_MESSAGES)
+        self._inbox.connect(in_address)
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.set_hwm(OUTBOX_MESSAGES)
+        self._outbox.setsockopt(zmq.LINGER, 1000)
+        self._outbox.connect(out_address)
+        self._signal_seen, signal_end = socket.socketpair()
+        self._signal_seen.setblocking(False)
+        signal_end.setblocking(False)
+        self._signal_end = signal_end
+        self.is_stopped = False
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the frontend ends the core
+        signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._signal_seen, zmq.POLLIN)
+
+    def receive(self, wait_ns: int | None) -> list[ToCore]:
+        """All messages that are here; sleeps until one comes, a signal does, or `wait_ns` are over (None: no limit)."""
+        if not self.is_stopped:
+            self._poller.poll(None if wait_ns is None else -(-wait_ns // 1_000_000))
+        found: list[ToCore] = []
+        while not self.is_stopped and len(found) < INBOX_MESSAGES:
+            try:
+                found.append(decode_to_core(self._inbox.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+        return found
+
+    def send(self, message: FromCore) -> None:
+        """Sends; waits while the frontend is OUTBOX_MESSAGES behind. A message that SIGTERM overtakes is dropped."""
+        data = encode(message)
+        while not self.is_stopped:
+            try:
+                return self._outbox.send(data, zmq.NOBLOCK)
+            except zmq.Again:
+                self._outbox.poll(100, zmq.POLLOUT)
+        return None
+
+    def close(self) -> None:
+        """Sends what is still held, for at most a second."""
+        signal.set_wakeup_fd(-1)
+        self._inbox.close(linger=0)
+        self._outbox.close()
+        self._context.term()
+        self._signal_seen.close()
+        self._signal_end.close()
+
+    def _stop(self, _signal: int, _frame: object) -> None:
+        self.is_stopped = True
+
+
+def run_core(settings: Settings, in_address: str, out_address: str) -> int:
+    """Runs a core until it is told to end; returns the process's exit status."""
+    clock = SystemClock()
+    mailbox = Mailbox(in_address, out_address)
+    try:
+        device = open_device(settings, clock)
+        core = EngineCore(device, settings, clock, draw_seed=lambda: secrets.randbits(63))
+    except Exception as error:
+        log.error("the engine cannot serve: %s", error, exc_info=not isinstance(error, ValueError))
+        mailbox.send(Failed(str(error) or type(error).__name__))
+        mailbox.close()
+        return 1
+    _say_what_has_no_effect(settings)
+    mailbox.send(device.info)
+    while not mailbox.is_stopped and not core.is_shut_down:
+        for message in mailbox.receive(core.wait_ns()):
+            core.take(message)
+        said = core.turn()
+        if said is not None:
+            mailbox.send(said)
+    mailbox.close()
+    return 0
+
+
+def _say_what_has_no_effect(settings: Settings) -> None:
+    switches = settings.token_interval
+    unheard = [name for name in ("async_scheduling", "overlap_token_interval", "slot_reuse") if getattr(switches, name)]
+    if unheard:
+        log.info(
+            "this engine runs the synchronous loop (schedule, forward, process in turn): token_interval.%s = true "
+            "has no effect yet",
+            ", token_interval.".join(unheard),
+        )
+
+
+def _use_threads() -> None:
+    """One core is left to the gateway where there are two; OMP_NUM_THREADS overrides."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ends this process when its parent is gone, also in the middle of loading a model or of a step."""
+
+    def watch() -> None:
+        try:
+            handle = os.pidfd_open(parent)
+        except OSError:
+            while os.getppid() == parent:
+                time.sleep(1)
+        else:
+            select.select([handle], [], [])
+        os._exit(1)
+
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def main() -> int:
+    """Reads the command line and runs a core."""
+    _end_with_parent(os.getppid())
+    parser = argparse.ArgumentParser(prog="python -m backend_engine.core.process", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="JSON file of the effective settings")
+    parser.add_argument("--inbox", required=True, help="ipc:// address that messages come from")
+    parser.add_argument("--outbox", required=True, help="ipc:// address that outputs go to")
+    arguments = parser.parse_args()
+    settings = Settings.model_validate_json(arguments.settings.read_bytes())
+    logging.basicConfig(
+        level=settings.logging.level.upper(),
+        format="%(asctime)s %(levelname)s engine-core %(message)s",
+        stream=sys.stderr,
+    )
+    _use_threads()
+    return run_core(settings, arguments.inbox, arguments.outbox)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
