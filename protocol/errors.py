@@ -31,7 +31,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after: float | None = None,
-        hint: str | None = None,
+        extra_headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -39,7 +39,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after
-        self.hint = hint
+        self.extra_headers = extra_headers
 
     @property
     def type(self) -> str:
@@ -65,8 +65,8 @@ class ApiError(Exception):
         return b"data: " + self.openai_body(request_id) + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers that belong to this error (Retry-After, WWW-Authenticate)."""
-        found: list[tuple[bytes, bytes]] = []
+        """Headers that belong to this error (Retry-After, WWW-Authenticate and what its raiser added)."""
+        found = [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.extra_headers]
         if self.retry_after is not None:
             found.append((b"retry-after", str(max(1, round(self.retry_after))).encode()))
         if self.status == 401:

@@ -1,0 +1,247 @@
+"""Answers on their way back: streams event by event, whole answers in one piece, an upstream's errors made plain."""
+
+from __future__ import annotations
+
+import aiohttp
+import msgspec
+
+from gateway.exchange import Exchange, Headers, outcome_of
+from gateway.reporter import Reporter
+from gateway.surfaces.openai import ParsedRequest, Surface, without_timings
+from gateway.surfaces.stream import StreamRelay, read_timings, read_usage
+from gateway.upstreams.attempt import answer_headers
+from gateway.upstreams.deadlines import Deadlines, Phase
+from gateway.upstreams.router import Target
+from protocol.errors import ApiError
+from protocol.openai import decode_answer, is_present
+from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
+
+MAX_ANSWER_BYTES = 256 * 2**20
+_STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One attempt's business: which request, to which target, within which time."""
+
+    exchange: Exchange
+    surface: Surface
+    request: ParsedRequest
+    body: bytes
+    target: Target
+    deadlines: Deadlines
+
+    @property
+    def keep_timings(self) -> bool:
+        """The client asked to see the engine's report."""
+        return self.exchange.headers.get(b"x-tokenline-timings") == b"include"
+
+
+async def answer(call: Call, attempt: Attempt, response: aiohttp.ClientResponse, reporter: Reporter) -> None:
+    """Hands an upstream's answer to the client. Raises ApiError where there is none, or where it breaks off."""
+    if call.request.stream and response.status < 300 and response.content_type == "text/event-stream":
+        await _send_stream(call, attempt, response, reporter)
+    else:
+        await _send_whole(call, attempt, response)
+
+
+async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientResponse, reporter: Reporter) -> None:
+    exchange, deadlines = call.exchange, call.deadlines
+    ledger, clock = exchange.ledger, exchange.clock
+    relay = StreamRelay(ledger, wants_usage=call.request.wants_usage, keep_timings=call.keep_timings)
+    while data := await _read(call, attempt, response):
+        out = relay.feed(data, clock.mono_ns())
+        if relay.error is not None and not exchange.started:
+            raise _error_event(relay.error, attempt.upstream)
+        if not out:
+            continue
+        # A client that reads slowly is not a silent upstream: only the total limit counts while writing.
+        deadlines.enter(Phase.TOTAL)
+        if not exchange.started:
+            await exchange.start(200, _stream_headers(call, attempt, response))
+        await exchange.write(out)
+        if ledger.first_token and not ledger.first_token_written:
+            ledger.first_token_written = clock.mono_ns()
+            reporter.first_token(_first_token(ledger))
+    ledger.upstream_end = attempt.end = clock.mono_ns()
+    tail = relay.end(ledger.upstream_end)
+    if relay.error is not None and not exchange.started:
+        raise _error_event(relay.error, attempt.upstream)
+    if not relay.done and relay.error is None:
+        raise _cut_short(attempt)
+    if not exchange.started:
+        await exchange.start(200, _stream_headers(call, attempt, response))
+    ledger.outcome = Outcome.OK
+    if relay.error is not None:
+        attempt.error = ledger.error_code = "upstream_error"
+        ledger.outcome = Outcome.UPSTREAM_ERROR
+    await exchange.write(tail, last=True)
+
+
+async def _send_whole(call: Call, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
+    exchange = call.exchange
+    ledger = exchange.ledger
+    pieces: list[bytes] = []
+    size = 0
+    while data := await _read(call, attempt, response):
+        pieces.append(data)
+        size += len(data)
+        if size > MAX_ANSWER_BYTES:
+            raise ApiError(502, "upstream_error", f"The answer is over the limit of {MAX_ANSWER_BYTES} bytes.")
+    ledger.upstream_end = attempt.end = exchange.clock.mono_ns()
+    body = b"".join(pieces)
+    if response.status >= 300:
+        _check_passable(response, body, attempt)
+        ledger.error_code = "upstream_refused"
+    else:
+        body = _read_answer(call, response, body)
+    ledger.outcome = outcome_of(response.status)
+    headers = answer_headers(response, attempt.upstream)
+    call.deadlines.enter(Phase.TOTAL)
+    await exchange.start(response.status, [*headers, (b"content-length", b"%d" % len(body)), _server_timing(ledger)])
+    await exchange.write(body, last=True)
+
+
+async def _read(call: Call, attempt: Attempt, response: aiohttp.ClientResponse) -> bytes:
+    """What arrived, as soon as anything did; empty at the end. Raises ApiError when the upstream broke off."""
+    if attempt.upstream_first_byte:
+        call.deadlines.enter(Phase.IDLE)
+    try:
+        data: bytes = await response.content.readany()
+    except (aiohttp.ClientError, OSError) as error:
+        raise _cut_short(attempt) from error
+    if data and not attempt.upstream_first_byte:
+        attempt.upstream_first_byte = call.exchange.clock.mono_ns()
+    return data
+
+
+def _read_answer(call: Call, response: aiohttp.ClientResponse, body: bytes) -> bytes:
+    """The client's bytes of a whole answer; its counts and timings go into the ledger."""
+    ledger = call.exchange.ledger
+    if response.content_type != "application/json":
+        raise ApiError(
+            502,
+            "upstream_error",
+            f"The upstream {call.target.upstream.name!r} answered with {response.content_type!r} instead of JSON; "
+            "its URL probably leads to something else.",
+        )
+    try:
+        found = decode_answer(body)
+    except msgspec.ValidationError:
+        return body
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(
+            502, "upstream_error", f"The upstream {call.target.upstream.name!r} answered with broken JSON."
+        ) from error
+    if found.choices and found.choices[0].finish_reason:
+        ledger.finish_reason = found.choices[0].finish_reason
+    if is_present(found.usage):
+        read_usage(ledger, found.usage)
+    if is_present(found.timings):
+        read_timings(ledger, found.timings)
+        if not call.keep_timings:
+            return without_timings(body)
+    return body
+
+
+def _check_passable(response: aiohttp.ClientResponse, body: bytes, attempt: Attempt) -> None:
+    """A client error in JSON goes to the client as it is; anything else becomes an error of our own, raised here."""
+    status, upstream = response.status, attempt.upstream
+    attempt.error = "status"
+    if status in (401, 403):
+        raise ApiError(
+            502,
+            "upstream_error",
+            f"The upstream {upstream!r} refused the gateway's own credentials ({status}); "
+            "its api_key_env is missing or wrong.",
+        )
+    if status < 400:
+        raise ApiError(502, "upstream_error", f"The upstream {upstream!r} answered with a redirect ({status}).")
+    told = _told(body)
+    if status >= 500:
+        message, code = told or (f"The upstream {upstream!r} failed with status {status}.", "upstream_error")
+        retry_after = response.headers.get("retry-after", "")
+        raise ApiError(
+            status if status in (503, 504) else 502,
+            code,
+            message,
+            retry_after=float(retry_after) if retry_after.isdigit() else None,
+        )
+    if told is None:
+        raise ApiError(status, "upstream_refused", f"The upstream {upstream!r} refused with status {status}.")
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+    code: str | int | None = None
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _ErrorBody | str | None = None
+    message: str = ""
+    """Older vLLM: the error at the top level."""
+
+
+_decode_error = msgspec.json.Decoder(_ErrorAnswer).decode
+
+
+def _told(body: bytes) -> tuple[str, str] | None:
+    """(message, code) of an upstream's JSON error, None where the body is no such thing."""
+    try:
+        found = _decode_error(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if isinstance(found.error, _ErrorBody):
+        message, code = found.error.message, found.error.code
+    else:
+        message, code = found.error or found.message, None
+    return (message, code if isinstance(code, str) and code else "upstream_error") if message else None
+
+
+def _error_event(data: bytes, upstream: str) -> ApiError:
+    """An upstream's error that came before anything else: told with a status, since none was sent."""
+    message, code = _told(data) or (f"The upstream {upstream!r} failed before its first token.", "upstream_error")
+    return ApiError(502, code, message)
+
+
+def _cut_short(attempt: Attempt) -> ApiError:
+    stage = "stream" if attempt.upstream_first_byte else "first byte"
+    attempt.error = "idle" if attempt.upstream_first_byte else "first_byte"
+    return ApiError(
+        502, "upstream_error", f"The upstream {attempt.upstream!r} broke off before the answer was complete ({stage})."
+    )
+
+
+def _stream_headers(call: Call, attempt: Attempt, response: aiohttp.ClientResponse) -> Headers:
+    kept = [
+        header
+        for header in answer_headers(response, attempt.upstream)
+        if header[0] not in (b"cache-control", b"x-accel-buffering")
+    ]
+    return [*kept, *_STREAM_HEADERS, _server_timing(call.exchange.ledger)]
+
+
+def _server_timing(ledger: Ledger) -> tuple[bytes, bytes]:
+    """Stages that are known when the headers go out, in ms (https://www.w3.org/TR/server-timing/)."""
+    last = ledger.attempts[-1]
+    return b"server-timing", (
+        b"auth;dur=%.3f, receive;dur=%.3f, route;dur=%.3f, gateway_queue;dur=%.3f, connect;dur=%.3f, upstream;dur=%.3f"
+        % (
+            (ledger.authenticated - ledger.ingress) / 1e6,
+            (ledger.body_read - ledger.authenticated) / 1e6,
+            (ledger.routed - ledger.body_read) / 1e6,
+            (ledger.admitted - ledger.routed) / 1e6,
+            (last.connected - last.connect_start) / 1e6,
+            (last.upstream_headers - last.connected) / 1e6,
+        )
+    )
+
+
+def _first_token(ledger: Ledger) -> FirstToken:
+    return FirstToken(
+        request_id=ledger.request_id,
+        worker=ledger.worker,
+        model=ledger.model,
+        upstream=ledger.upstream,
+        surface=ledger.surface,
+        ttft_ns=ledger.first_token_written - ledger.ingress,
+    )

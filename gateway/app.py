@@ -1,0 +1,127 @@
+"""The FastAPI application of a relay worker: every route visible at one glance."""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import FastAPI
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from gateway.endpoint import Endpoint
+from gateway.exchange import Exchange
+from gateway.relay import Relay
+from gateway.surfaces.models import list_models, show_model
+from gateway.surfaces.openai import SURFACES, Surface
+from protocol.errors import ApiError
+
+PREFIXES = ("/api", "/api/v1", "/v1")
+DOUBLED = ("/api/v1/v1", "/v1/v1")
+"""Accepted too, with a header that names the right base_url."""
+NOT_BUILT = {
+    "/responses": "the OpenAI responses API",
+    "/messages": "the Anthropic messages API",
+    "/messages/count_tokens": "the Anthropic messages API",
+    "/embeddings": "embeddings",
+}
+
+
+def build_app(relay: Relay, base_url: str) -> FastAPI:
+    """The tenant listener's application. `base_url` is the advertised one, named where a client got it wrong."""
+    app = FastAPI(title="Tokenline", docs_url=None, redoc_url=None, openapi_url=None)
+    for prefix in (*PREFIXES, *DOUBLED):
+        hint = base_url if prefix in DOUBLED else None
+        for surface in SURFACES:
+            app.router.routes.append(Route(prefix + surface.path, SurfaceEndpoint(relay, surface, hint)))
+        app.router.routes.append(Route(prefix + "/models", ModelsEndpoint(relay, hint)))
+        app.router.routes.append(Route(prefix + "/models/{model:path}", ModelsEndpoint(relay, hint)))
+        for path, what in NOT_BUILT.items():
+            app.router.routes.append(Route(prefix + path, NotBuiltEndpoint(what)))
+    app.router.routes.append(Route("/healthz", health, methods=["GET"]))
+    app.router.default = UnknownPathEndpoint(base_url)
+    app.router.redirect_slashes = False
+    return app
+
+
+async def health(_request: object) -> JSONResponse:
+    """The worker answers."""
+    return JSONResponse({"status": "ok"})
+
+
+class SurfaceEndpoint(Endpoint):
+    """A surface's data plane."""
+
+    def __init__(self, relay: Relay, surface: Surface, hint: str | None) -> None:
+        super().__init__(hint)
+        self._relay = relay
+        self._surface = surface
+
+    async def serve(self, exchange: Exchange) -> None:
+        await self._relay.serve(exchange, self._surface)
+
+
+class ModelsEndpoint(Endpoint):
+    """`GET /models` and `GET /models/{id}`: what the key may use."""
+
+    method = "GET"
+
+    def __init__(self, relay: Relay, hint: str | None) -> None:
+        super().__init__(hint)
+        self._relay = relay
+
+    async def serve(self, exchange: Exchange) -> None:
+        exchange.ledger.surface = "models"
+        key = await self._relay.authenticate(exchange)
+        wanted = exchange.scope["path_params"].get("model")
+        router = self._relay.router
+        await exchange.answer_json(list_models(router, key) if wanted is None else show_model(router, key, wanted))
+
+
+class NotBuiltEndpoint(Endpoint):
+    """A path that clients know and this version does not serve: said plainly."""
+
+    method = None
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    async def serve(self, exchange: Exchange) -> None:
+        raise ApiError(
+            501,
+            "not_built",
+            f"This version of Tokenline does not serve {self._what}. "
+            "It serves /chat/completions, /completions and /models.",
+        )
+
+
+class UnknownPathEndpoint(Endpoint):
+    """Whatever no route takes: says what the base_url should be."""
+
+    method = None
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__()
+        self._base_url = base_url
+
+    async def serve(self, exchange: Exchange) -> None:
+        raise wrong_base_url(exchange.scope["path"], self._base_url)
+
+
+def wrong_base_url(path: str, base_url: str) -> ApiError:
+    """The 404 of an unknown path, with the likeliest slip."""
+    shown = re.sub(r"[^\x21-\x7e]", "?", path)[:200]
+    known = [*(surface.path for surface in SURFACES), *NOT_BUILT, "/models"]
+    ending = next((end for end in sorted(known, key=len, reverse=True) if path.rstrip("/").endswith(end)), None)
+    if ending and path.rstrip("/").removesuffix(ending).endswith(ending):
+        slip = "Your base_url already holds a whole path. "
+    elif ending:
+        slip = "The part before it is not one of this gateway's prefixes (/api, /api/v1, /v1). "
+    else:
+        slip = ""
+    return ApiError(
+        404,
+        "wrong_base_url",
+        f"There is nothing at {shown}. {slip}Set base_url to {base_url} and let the client append the path.",
+        extra_headers=(("x-tokenline-hint", f"base_url={base_url}"),),
+    )

@@ -1,0 +1,183 @@
+"""One request and its answer: the ledger that is written, the client that may leave, the bytes that go out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+from protocol.errors import ApiError
+from protocol.ids import (
+    accepted_client_id,
+    format_traceparent,
+    new_request_id,
+    new_span_id,
+    new_trace_id,
+    parse_traceparent,
+)
+from tracing.clock import Clock
+from tracing.ledger import Ledger, Outcome
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+OUTCOMES = {401: Outcome.AUTH_ERROR, 403: Outcome.AUTH_ERROR, 429: Outcome.RATE_LIMITED, 504: Outcome.UPSTREAM_TIMEOUT}
+"""Outcomes of statuses; other 4xx are the client's, other 5xx the upstream's unless the gateway says otherwise."""
+
+
+class ClientLeft(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+class Exchange:
+    """Wraps an ASGI request. Everything that leaves goes through `send`, so that ids and marks are never missed."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Clock, worker: int) -> None:
+        self.clock = clock
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.started = False
+        self.hint: str | None = None
+        """The base_url that the client should have used."""
+        self._receive = receive
+        self._send = send
+        self.ledger = open_ledger(scope, self.headers, clock, worker)
+
+    async def body(self, limit: int) -> bytes:
+        """The whole request body. Raises ApiError 413 once it is over `limit` bytes, ClientLeft if cut short."""
+        declared = self.headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(int(declared), limit)
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.ledger.client_gone = self.clock.mono_ns()
+                raise ClientLeft
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > limit:
+                raise _too_large(size, limit)
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                self.ledger.request_bytes = size
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While inside, a client that leaves ends the block with ClientLeft, whatever it is waiting for."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.ledger.client_gone:
+                raise
+            task.uncancel()
+            raise ClientLeft from None
+        finally:
+            watch.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.ledger.finish:
+            self.ledger.client_gone = self.clock.mono_ns()
+            task.cancel()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Sends the status line and headers, ours added."""
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, body: bytes, *, last: bool = False) -> None:
+        """Sends a piece of the body; `last` ends the answer."""
+        await self.send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def answer_json(self, body: bytes, status: int = 200, headers: Headers | None = None) -> None:
+        """Sends a whole JSON answer."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.start(status, [(b"content-type", b"application/json"), length, *(headers or ())])
+        await self.write(body, last=True)
+
+    async def fail(self, error: ApiError) -> None:
+        """Answers with an error; once the answer has begun, as one event and the end."""
+        ledger = self.ledger
+        ledger.error_code = error.code
+        if self.started:
+            await self.write(error.openai_event(ledger.request_id), last=True)
+            return
+        await self.answer_json(error.openai_body(ledger.request_id), error.status, error.headers())
+
+    async def send(self, message: Message) -> None:
+        """ASGI send: adds the ids to the headers, counts bytes, stamps `finish`."""
+        ledger = self.ledger
+        if message["type"] == "http.response.start":
+            self.started = True
+            ledger.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._own_headers()]
+            await self._send(message)
+            return
+        await self._send(message)
+        ledger.response_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            ledger.finish = self.clock.mono_ns()
+
+    def _own_headers(self) -> Headers:
+        ledger = self.ledger
+        hint = [(b"x-tokenline-hint", f"base_url={self.hint}".encode())] if self.hint else []
+        return [
+            *hint,
+            (b"x-request-id", (ledger.client_request_id or ledger.request_id).encode()),
+            (b"x-tokenline-request-id", ledger.request_id.encode()),
+            (b"traceparent", format_traceparent(ledger.trace_id, ledger.span_id).encode()),
+        ]
+
+    def close(self) -> Ledger:
+        """The finished ledger; a request that sent no last byte ends now."""
+        ledger = self.ledger
+        if not ledger.finish:
+            ledger.finish = self.clock.mono_ns()
+        return ledger
+
+
+def open_ledger(scope: Scope, headers: dict[bytes, bytes], clock: Clock, worker: int) -> Ledger:
+    """A ledger with its ids: the caller's trace is continued, an invalid traceparent starts a new one."""
+    ingress = clock.mono_ns()
+    caller = parse_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
+    client_id = headers.get(b"x-request-id")
+    return Ledger(
+        request_id=new_request_id(),
+        trace_id=caller[0] if caller else new_trace_id(),
+        span_id=new_span_id(),
+        wall_ns=clock.wall_ns(),
+        ingress=ingress,
+        parent_span_id=caller[1] if caller else None,
+        tracestate=headers.get(b"tracestate", b"").decode("latin-1") or None if caller else None,
+        client_request_id=accepted_client_id(client_id.decode("latin-1")) if client_id else None,
+        worker=worker,
+        method=scope["method"],
+        path=scope["path"][:256],
+    )
+
+
+def outcome_of(status: int) -> Outcome:
+    """What a final status says about how the request ended."""
+    if status in OUTCOMES:
+        return OUTCOMES[status]
+    if status < 400:
+        return Outcome.OK
+    return Outcome.CLIENT_ERROR if status < 500 else Outcome.UPSTREAM_ERROR
+
+
+def _too_large(size: int, limit: int) -> ApiError:
+    return ApiError(
+        413,
+        "body_too_large",
+        f"The body has {size} bytes or more; the limit (server.max_body_bytes) is {limit}.",
+    )

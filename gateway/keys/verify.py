@@ -1,0 +1,113 @@
+"""Verifying a key on every request without asking the store on every request.
+
+A verified key is served from memory; after REFRESH_NS it is looked up again beside the request, after STALE_NS before
+it. So a revoked key stops in at most STALE_NS. While the store is down, keys verified before are served for OUTAGE_NS
+and unknown ones get 503, never 401.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.keys.credentials import unknown_key
+from gateway.keys.record import KeyRecord
+from gateway.keys.secret import digest
+from protocol.errors import ApiError
+from tracing.clock import Clock
+
+REFRESH_NS = 2_500_000_000
+STALE_NS = 4_500_000_000
+OUTAGE_NS = 300_000_000_000
+MAX_CACHED = 50_000
+MAX_UNKNOWN = 10_000
+
+log = logging.getLogger("tokenline.keys")
+
+Find = Callable[[bytes], KeyRecord | None]
+"""Blocking look-up by SHA-256; raises when the store can't be asked."""
+
+
+class _Entry(msgspec.Struct):
+    record: KeyRecord | None
+    verified_ns: int
+
+
+class KeyVerifier:
+    """Answers whose key a secret is. `bootstrap` is the configured key: any form, never stored."""
+
+    def __init__(self, find: Find, clock: Clock, bootstrap: str | None = None) -> None:
+        self._find = find
+        self._clock = clock
+        self._bootstrap = digest(bootstrap) if bootstrap else None
+        self._bootstrap_record = KeyRecord("key_bootstrap", "bootstrap", self._bootstrap or b"", 0)
+        self._known: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._unknown: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[KeyRecord | None]] = {}
+
+    async def verify(self, secret: str) -> KeyRecord:
+        """The record of a key that works now. Raises ApiError 401 (unknown, revoked, expired) or 503 (store down)."""
+        secret_digest = digest(secret)
+        if self._bootstrap is not None and hmac.compare_digest(secret_digest, self._bootstrap):
+            return self._bootstrap_record
+        entry = self._known.get(secret_digest) or self._unknown.get(secret_digest)
+        age = self._clock.mono_ns() - entry.verified_ns if entry else None
+        if entry is None or age is None or age > STALE_NS:
+            record = await self._look_up(secret_digest, entry)
+        else:
+            record = entry.record
+            if age > REFRESH_NS:
+                self._start_lookup(secret_digest)
+        if record is None:
+            raise unknown_key(secret)
+        return self._usable(record)
+
+    def _usable(self, record: KeyRecord) -> KeyRecord:
+        if record.revoked_ns is not None:
+            raise ApiError(401, "revoked_key", f"The key {record.alias!r} has been revoked. Use another key.")
+        if record.expires_ns is not None and record.expires_ns <= self._clock.wall_ns():
+            raise ApiError(401, "expired_key", f"The key {record.alias!r} has expired. Ask for a new one.")
+        return record
+
+    async def _look_up(self, secret_digest: bytes, entry: _Entry | None) -> KeyRecord | None:
+        try:
+            return await asyncio.shield(self._start_lookup(secret_digest))
+        except Exception as error:
+            if entry and entry.record and self._clock.mono_ns() - entry.verified_ns < OUTAGE_NS:
+                return entry.record
+            raise ApiError(
+                503, "upstream_unavailable", "Keys can't be verified right now. Try again shortly.", retry_after=2
+            ) from error
+
+    def _start_lookup(self, secret_digest: bytes) -> asyncio.Task[KeyRecord | None]:
+        """One look-up a key at a time, in a thread; everybody who asks meanwhile shares it."""
+        task = self._lookups.get(secret_digest)
+        if task is None:
+            task = asyncio.create_task(self._refresh(secret_digest))
+            self._lookups[secret_digest] = task
+            task.add_done_callback(lambda done: self._finished(secret_digest, done))
+        return task
+
+    def _finished(self, secret_digest: bytes, task: asyncio.Task[KeyRecord | None]) -> None:
+        del self._lookups[secret_digest]
+        if not task.cancelled() and (error := task.exception()):
+            log.warning("the key store could not be asked: %s", error)
+
+    async def _refresh(self, secret_digest: bytes) -> KeyRecord | None:
+        record = await asyncio.to_thread(self._find, secret_digest)
+        if record is not None and not hmac.compare_digest(record.digest, secret_digest):
+            record = None
+        kept, other, limit = (
+            (self._known, self._unknown, MAX_CACHED) if record else (self._unknown, self._known, MAX_UNKNOWN)
+        )
+        other.pop(secret_digest, None)
+        kept[secret_digest] = _Entry(record, self._clock.mono_ns())
+        kept.move_to_end(secret_digest)
+        if len(kept) > limit:
+            kept.popitem(last=False)
+        return record

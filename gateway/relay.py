@@ -1,0 +1,177 @@
+"""The relay, the hot path: authenticate -> choose -> admit -> send -> stream. Every surface goes through it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from gateway.admission import Admission
+from gateway.answers import Call, answer
+from gateway.exchange import Exchange
+from gateway.keys.credentials import presented_key
+from gateway.keys.record import KeyRecord
+from gateway.keys.verify import KeyVerifier
+from gateway.reporter import Reporter
+from gateway.surfaces.openai import ParsedRequest, Surface, parse, upstream_body
+from gateway.surfaces.stream import count_by_events
+from gateway.upstreams.attempt import connection_error, request_headers
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.deadlines import Deadlines, Phase
+from gateway.upstreams.router import Route, Router
+from protocol.errors import ApiError
+from protocol.ids import new_span_id
+from settings.schema import ServerSettings
+from tracing.ledger import Admitted, Attempt, Outcome
+
+MAX_STALE = 2
+"""Pooled connections found dead before a request is failed."""
+
+
+class Relay:
+    """Answers requests by asking upstreams. One per worker."""
+
+    def __init__(
+        self,
+        limits: ServerSettings,
+        verifier: KeyVerifier,
+        router: Router,
+        admission: Admission,
+        client: UpstreamClient,
+        reporter: Reporter,
+        inflight: dict[str, int],
+    ) -> None:
+        self._limits = limits
+        self._verifier = verifier
+        self.router = router
+        self._admission = admission
+        self._client = client
+        self._reporter = reporter
+        self._inflight = inflight
+
+    async def serve(self, exchange: Exchange, surface: Surface) -> None:
+        """One request from its headers to its last byte. Raises ApiError where the client must be told, ClientLeft."""
+        ledger, clock = exchange.ledger, exchange.clock
+        ledger.surface = surface.name
+        key = await self.authenticate(exchange)
+        body = await exchange.body(self._limits.max_body_bytes)
+        ledger.body_read = clock.mono_ns()
+        request, route = self._choose(exchange, key, body)
+        ledger.routed = clock.mono_ns()
+        try:
+            with self._admission:
+                ledger.admitted = clock.mono_ns()
+                with exchange.watching():
+                    await self._answer(exchange, surface, request, route, body)
+        except ApiError as error:
+            if error.code == "queue_full":
+                ledger.outcome = Outcome.QUEUE_REJECTED
+            raise
+
+    async def authenticate(self, exchange: Exchange) -> KeyRecord:
+        """Whose request this is, on headers alone: a stranger's body is never read."""
+        key = await self._verifier.verify(presented_key(exchange.scope["headers"]))
+        ledger = exchange.ledger
+        ledger.key_alias, ledger.team = key.alias, key.team
+        ledger.authenticated = exchange.clock.mono_ns()
+        return key
+
+    def _choose(self, exchange: Exchange, key: KeyRecord, body: bytes) -> tuple[ParsedRequest, Route]:
+        if exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ApiError(415, "unsupported_encoding", "Compressed request bodies are not accepted. Send it plain.")
+        ledger = exchange.ledger
+        request = parse(body)
+        ledger.stream, ledger.choices = request.stream, request.choices
+        if not key.may_use(request.model):
+            allowed = f"This key may not use {request.model!r}. It may use: {', '.join(key.models)}."
+            raise ApiError(403, "model_not_allowed", allowed, param="model")
+        route = self.router.choose(request.model)
+        ledger.model = route.model
+        return request, route
+
+    async def _answer(
+        self, exchange: Exchange, surface: Surface, request: ParsedRequest, route: Route, body: bytes
+    ) -> None:
+        """Tries the route's targets in turn until one begins to answer."""
+        ledger = exchange.ledger
+        self._reporter.admitted(
+            Admitted(ledger.request_id, ledger.worker, ledger.model, surface.name, ledger.stream, ledger.ingress)
+        )
+        spent = (exchange.clock.mono_ns() - ledger.ingress) / 1e9
+        total_at = asyncio.get_running_loop().time() + self._limits.request_timeout_seconds - spent
+        targets = list(route.targets)
+        stale = 0
+        while targets:
+            target = targets.pop(0)
+            call = Call(exchange, surface, request, body, target, Deadlines(self._limits, total_at))
+            try:
+                await self._attempt(call)
+                return
+            except StaleConnection as error:
+                stale += 1
+                if stale > MAX_STALE:
+                    raise error.told from error
+                targets.insert(0, target)
+            except ApiError as error:
+                out_of_time = call.deadlines.phase is Phase.TOTAL and error.status == 504
+                if exchange.started or not targets or error.status < 500 or out_of_time:
+                    raise
+
+    async def _attempt(self, call: Call) -> None:
+        """One try, with clocks of its own. Raises ApiError when it failed, StaleConnection when it never arrived."""
+        exchange, upstream = call.exchange, call.target.upstream.name
+        ledger = exchange.ledger
+        attempt = Attempt(len(ledger.attempts) + 1, upstream, call.target.model, new_span_id())
+        ledger.attempts.append(attempt)
+        ledger.upstream = upstream
+        self._inflight[upstream] = self._inflight.get(upstream, 0) + 1
+        try:
+            async with call.deadlines:
+                response = await self._send(call, attempt)
+                try:
+                    await answer(call, attempt, response, self._reporter)
+                finally:
+                    response.close()
+        except TimeoutError as error:
+            attempt.error = str(call.deadlines.phase)
+            raise call.deadlines.error(upstream) from error
+        except ApiError as error:
+            attempt.error = attempt.error or error.code
+            raise
+        except asyncio.CancelledError:
+            attempt.error = "cancelled"
+            raise
+        finally:
+            self._inflight[upstream] -= 1
+            attempt.end = attempt.end or exchange.clock.mono_ns()
+            count_by_events(ledger)
+
+    async def _send(self, call: Call, attempt: Attempt) -> aiohttp.ClientResponse:
+        """The upstream's answer from its headers on."""
+        target = call.target
+        try:
+            response = await self._client.post(
+                target.upstream,
+                call.surface.path,
+                request_headers(call.exchange, attempt, target),
+                upstream_body(call.request, call.body, target.model),
+                attempt,
+                call.deadlines,
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            attempt.error, told = connection_error(error, target.upstream.name)
+            if attempt.reused and attempt.error == "first_byte":
+                raise StaleConnection(told) from error
+            raise told from error
+        attempt.upstream_headers = call.exchange.clock.mono_ns()
+        attempt.status = response.status
+        attempt.upstream_request_id = response.headers.get("x-request-id", "")[:128] or None
+        return response
+
+
+class StaleConnection(Exception):
+    """The upstream had closed a pooled connection before it answered: try again on another one."""
+
+    def __init__(self, told: ApiError) -> None:
+        super().__init__(told.message)
+        self.told = told

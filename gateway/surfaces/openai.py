@@ -1,0 +1,105 @@
+"""OpenAI chat completions and completions: one surface in two shapes.
+
+A request is forwarded as the bytes that came, but for the model's upstream name and `stream_options.include_usage`.
+An answer is forwarded as it comes, but for `timings` (the engine's report) and a usage event that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.errors import ApiError
+from protocol.openai import Request, decode_fields, decode_request, encode_fields
+
+MAX_MODEL_NAME = 256
+
+
+class Surface(msgspec.Struct, frozen=True):
+    """An API path and its name in metrics and traces."""
+
+    name: str
+    path: str
+    """After the prefix, and after an upstream's base URL."""
+
+
+CHAT = Surface("chat", "/chat/completions")
+COMPLETIONS = Surface("completions", "/completions")
+SURFACES = (CHAT, COMPLETIONS)
+
+
+class ParsedRequest(msgspec.Struct, frozen=True):
+    """A request that has been read but not judged: the upstream says what it thinks of the rest."""
+
+    fields: dict[str, msgspec.Raw]
+    model: str
+    stream: bool
+    wants_usage: bool
+    """The client asked for the usage event."""
+    choices: int
+
+
+def parse(body: bytes) -> ParsedRequest:
+    """Raises ApiError 400 that says where the JSON breaks or which field has the wrong type."""
+    try:
+        if not body.isascii():
+            body.decode()  # values that stay raw would pass on broken UTF-8
+        request = decode_request(body)
+        fields = decode_fields(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {error}") from error
+    _check(request)
+    return ParsedRequest(
+        fields=fields,
+        model=request.model,
+        stream=bool(request.stream),
+        wants_usage=bool(request.stream_options and request.stream_options.include_usage),
+        choices=request.n or 1,
+    )
+
+
+def _check(request: Request) -> None:
+    if not request.model or len(request.model) > MAX_MODEL_NAME:
+        raise ApiError(400, "invalid_request", f"'model' must be 1 to {MAX_MODEL_NAME} characters long.", param="model")
+    if request.n is not None and request.n < 1:
+        raise ApiError(400, "invalid_request", f"'n' must be at least 1, not {request.n}.", param="n")
+
+
+def _wrong_type(error: msgspec.ValidationError) -> ApiError:
+    """msgspec says "Expected `int`, got `str` - at `$.n`": the path names the field."""
+    text = str(error)
+    param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None
+    if "missing required field" in text:
+        param = text.split("`")[1]
+        return ApiError(400, "invalid_request", f"The field '{param}' is missing.", param=param)
+    if param is None:
+        return ApiError(400, "invalid_json", f"The body must be a JSON object: {text}.")
+    return ApiError(400, "invalid_request", f"The field '{param}' is wrong: {text.split(' - at')[0]}.", param=param)
+
+
+def upstream_body(request: ParsedRequest, body: bytes, model: str) -> bytes:
+    """The body for one upstream: the very bytes that came unless something had to change."""
+    changed: dict[str, msgspec.Raw | bytes] = {}
+    if model != request.model:
+        changed["model"] = msgspec.json.encode(model)
+    if request.stream and not request.wants_usage:
+        changed["stream_options"] = _with_usage(request.fields.get("stream_options"))
+    if not changed:
+        return body
+    fields: dict[str, msgspec.Raw | bytes] = {**request.fields, **changed}
+    return encode_fields(fields)
+
+
+def _with_usage(options: msgspec.Raw | None) -> bytes:
+    if options is None or bytes(options) == b"null":
+        return b'{"include_usage":true}'
+    fields: dict[str, msgspec.Raw | bytes] = {**decode_fields(options), "include_usage": b"true"}
+    return encode_fields(fields)
+
+
+def without_timings(data: bytes) -> bytes:
+    """An answer's JSON without the engine's report."""
+    fields: dict[str, msgspec.Raw | bytes] = {**decode_fields(data)}
+    del fields["timings"]
+    return encode_fields(fields)

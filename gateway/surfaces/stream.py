@@ -1,0 +1,127 @@
+"""A stream on its way through: what each event means for the ledger, and which bytes of it the client gets.
+
+Marks are stamped on the upstream's events before anything is changed. Exactly one usage event reaches a client that
+asked for it, and none a client that did not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.surfaces.openai import without_timings
+from protocol.openai import Answer, decode_answer, decode_usage, is_present
+from protocol.sse import EventSplitter, event_data
+from protocol.timings import Timings
+from tracing.ledger import Ledger, Usage
+
+_decode_timings = msgspec.json.Decoder(Timings).decode
+_DONE = b"[DONE]"
+
+
+class StreamRelay:
+    """Takes the upstream's bytes and gives the client's. One per attempt that began to stream."""
+
+    def __init__(self, ledger: Ledger, *, wants_usage: bool, keep_timings: bool) -> None:
+        self._ledger = ledger
+        self._splitter = EventSplitter()
+        self._wants_usage = wants_usage
+        self._keep_timings = keep_timings
+        self._held_usage = b""
+        self.done = False
+        """`[DONE]` or a finish_reason came: the answer is complete."""
+        self.error: bytes | None = None
+        """The upstream's own error event."""
+
+    def feed(self, data: bytes, now: int) -> bytes:
+        """The client's bytes for what just arrived, read at `now` (monotonic ns). Raises EventTooLarge."""
+        events = self._splitter.feed(data)
+        return b"".join([self._pass_on(event, now) for event in events])
+
+    def end(self, now: int) -> bytes:
+        """The client's bytes once the upstream has ended: a last event without its blank line, a held usage event."""
+        rest = self._splitter.flush()
+        out = self._pass_on(rest.rstrip(b"\r\n") + b"\n\n", now) if rest.strip() else b""
+        return out + self._release_usage()
+
+    def _pass_on(self, event: bytes, now: int) -> bytes:
+        data = event_data(event)
+        ledger = self._ledger
+        if data is None:
+            # A comment is no event: before the first event nothing goes out, so that a failure can still be retried.
+            return event if ledger.first_event else b""
+        if not ledger.first_event:
+            ledger.first_event = now
+        if data == _DONE:
+            self.done = True
+            return self._release_usage() + event
+        try:
+            answer = decode_answer(data)
+        except msgspec.MsgspecError:
+            return event
+        if is_present(answer.error) and not answer.choices:
+            self.error = data
+        self._stamp(answer, now)
+        if is_present(answer.usage) and read_usage(ledger, answer.usage) and not answer.choices:
+            self._held_usage = event
+            return b""
+        if is_present(answer.timings):
+            read_timings(ledger, answer.timings)
+            if not self._keep_timings:
+                return b"data: " + without_timings(data) + b"\n\n"
+        return event
+
+    def _stamp(self, answer: Answer, now: int) -> None:
+        ledger = self._ledger
+        has_token = finished = False
+        for choice in answer.choices:
+            visible = bool(choice.text) or (choice.delta is not None and choice.delta.is_visible)
+            if visible and not ledger.first_visible:
+                ledger.first_visible = now
+            has_token = has_token or visible or (choice.delta is not None and choice.delta.has_token)
+            if choice.finish_reason:
+                finished = True
+                ledger.finish_reason = choice.finish_reason
+        if has_token:
+            ledger.token_events += 1
+            if not ledger.first_token:
+                ledger.first_token = now
+        if has_token or finished:
+            ledger.last_token = now
+        self.done = self.done or finished
+
+    def _release_usage(self) -> bytes:
+        """The one usage event, where the client asked for it."""
+        held, self._held_usage = self._held_usage, b""
+        return held if self._wants_usage else b""
+
+
+def read_usage(ledger: Ledger, raw: msgspec.Raw) -> bool:
+    """Writes an upstream's token counts into the ledger; False where they can't be read."""
+    try:
+        usage = decode_usage(raw)
+    except msgspec.MsgspecError:
+        return False
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    ledger.usage = Usage(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        cached_tokens=prompt.cached_tokens if prompt else None,
+        reasoning_tokens=completion.reasoning_tokens if completion else None,
+        source="usage",
+    )
+    return True
+
+
+def read_timings(ledger: Ledger, raw: msgspec.Raw) -> None:
+    """Keeps the engine's report; the last one is the fullest. A shape that we don't know is left alone."""
+    try:
+        ledger.timings = _decode_timings(raw)
+    except msgspec.MsgspecError:
+        return
+
+
+def count_by_events(ledger: Ledger) -> None:
+    """Without a usage count, the token events are the count, and the ledger says so."""
+    if ledger.usage.output_tokens is None and ledger.token_events:
+        ledger.usage.output_tokens = ledger.token_events
+        ledger.usage.source = "events"

@@ -1,0 +1,97 @@
+"""Time limits of one attempt: connecting, first byte, silence, and the request's total."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from types import TracebackType
+
+from protocol.errors import ApiError
+from settings.schema import ServerSettings
+
+
+class Phase(StrEnum):
+    """Where an attempt is; named in the error when its time is over."""
+
+    CONNECT = "connect"
+    FIRST_BYTE = "first_byte"
+    IDLE = "idle"
+    TOTAL = "total"
+
+
+_WHAT = {
+    Phase.CONNECT: "gave no connection",
+    Phase.FIRST_BYTE: "sent no first byte",
+    Phase.IDLE: "went silent",
+    Phase.TOTAL: "was not done",
+}
+
+
+class Deadlines:
+    """An async context that raises TimeoutError inside its block when the current phase's time is over.
+
+    `enter(phase)` is called for every event, so it only notes the new end; the timer looks at it when it fires.
+    """
+
+    def __init__(self, limits: ServerSettings, total_at: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = {
+            Phase.CONNECT: limits.connect_timeout_seconds,
+            Phase.FIRST_BYTE: limits.first_byte_timeout_seconds,
+            Phase.IDLE: limits.idle_timeout_seconds,
+            Phase.TOTAL: limits.request_timeout_seconds,
+        }
+        self._total_at = total_at
+        self._ends_at = total_at
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._expired = False
+        self.phase = Phase.TOTAL
+
+    def enter(self, phase: Phase) -> None:
+        """From now on this phase's limit counts, or the total where that ends sooner."""
+        ends_at = self._total_at if phase is Phase.TOTAL else self._loop.time() + self._seconds[phase]
+        self.phase = phase
+        if ends_at >= self._total_at:
+            self.phase, ends_at = Phase.TOTAL, self._total_at
+        self._ends_at = ends_at
+        # A later end is noticed when the timer fires; only an earlier one has to move it.
+        if self._timer is not None and ends_at < self._timer.when():
+            self._timer.cancel()
+            self._arm()
+
+    async def __aenter__(self) -> Deadlines:
+        self._task = asyncio.current_task()
+        self._arm()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # Whoever cancelled besides us (a client that left) keeps the word: uncancel tells.
+        if self._expired and self._task is not None and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _arm(self) -> None:
+        self._timer = self._loop.call_at(self._ends_at, self._fire)
+
+    def _fire(self) -> None:
+        if self._loop.time() < self._ends_at:
+            self._arm()
+        elif self._task is not None:
+            self._timer = None
+            self._expired = True
+            self._task.cancel()
+
+    def error(self, upstream: str) -> ApiError:
+        """The 504 that names the phase and the setting that limits it."""
+        setting = "request_timeout_seconds" if self.phase is Phase.TOTAL else f"{self.phase}_timeout_seconds"
+        return ApiError(
+            504,
+            "upstream_timeout",
+            f"The upstream {upstream!r} {_WHAT[self.phase]} within {self._seconds[self.phase]:g} s "
+            f"(stage: {self.phase}; server.{setting}).",
+        )

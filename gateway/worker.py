@@ -1,0 +1,102 @@
+"""A relay worker: one process that carries bytes on the tenant port."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+
+from gateway.admission import Admission
+from gateway.app import build_app
+from gateway.ingress import Ingress
+from gateway.keys.record import KeyRecord
+from gateway.keys.store import KeyStore
+from gateway.keys.verify import Find, KeyVerifier
+from gateway.relay import Relay
+from gateway.reporter import Reporter
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.router import router_from
+from settings import Settings
+from tracing.clock import Clock, SystemClock, host_identity
+from tracing.ledger import WorkerState
+
+
+class Worker:
+    """Everything that a relay worker is made of, and its beginning and end."""
+
+    def __init__(self, settings: Settings, worker: int, clock: Clock) -> None:
+        self._number = worker
+        self._inflight: dict[str, int] = {}
+        self._client = UpstreamClient(clock)
+        self._reporter = Reporter(settings.intake_socket, self._state)
+        api_key = settings.server.api_key
+        relay = Relay(
+            settings.server,
+            KeyVerifier(_find_in(settings), clock, api_key.get_secret_value() if api_key else None),
+            router_from(settings),
+            Admission(settings.server.max_concurrent_requests),
+            self._client,
+            self._reporter,
+            self._inflight,
+        )
+        application = build_app(relay, settings.advertised_base_url)
+        application.router.lifespan_context = self._lifespan
+        self.app = Ingress(application, self._reporter, clock, worker)
+
+    def _state(self, dropped: int) -> WorkerState:
+        return WorkerState(self._number, os.getpid(), host_identity(), dict(self._inflight), dropped)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
+        reporting = asyncio.create_task(self._reporter.run())
+        # What start-up made stays; the collector need not look at it while requests are served.
+        gc.collect()
+        gc.freeze()
+        try:
+            yield
+        finally:
+            await self._client.close()
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+
+
+def _find_in(settings: Settings) -> Find:
+    """Looks a key up; the store is opened at the first look-up, and again after it failed."""
+    store: KeyStore | None = None
+
+    def find(secret_digest: bytes) -> KeyRecord | None:
+        nonlocal store
+        try:
+            store = store or KeyStore(settings.keys_path)
+            return store.find(secret_digest)
+        except (sqlite3.Error, OSError):
+            store = None
+            raise
+
+    return find
+
+
+def run_worker(settings: Settings, *, worker: int = 0) -> None:
+    """Serves the tenant port until SIGTERM or SIGINT, then drains for at most server.drain_seconds."""
+    uvicorn.run(
+        Worker(settings, worker, SystemClock()).app,
+        host=settings.server.host,
+        port=settings.server.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        log_level=settings.logging.level if settings.logging.level != "info" else "warning",
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(settings.server.drain_seconds)),
+        backlog=2048,
+    )

@@ -1,0 +1,172 @@
+"""Keys: their form, the store, the headers, and the cache that keeps the store off the hot path."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.keys import verify
+from gateway.keys.credentials import presented_key, unknown_key
+from gateway.keys.record import KeyRecord
+from gateway.keys.secret import digest, is_well_formed, new_secret
+from gateway.keys.store import AliasInUse, KeyNotFound, KeyStore
+from gateway.keys.verify import KeyVerifier
+from protocol.errors import ApiError
+from tracing.clock import FakeClock
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> KeyStore:
+    return KeyStore(tmp_path / "keys.sqlite")
+
+
+def test_a_key_carries_a_checksum_that_finds_slips() -> None:
+    key = new_secret()
+    assert is_well_formed(key)
+    assert not is_well_formed(key[:-1])
+    assert not is_well_formed(key[:10] + ("A" if key[10] != "A" else "B") + key[11:])
+
+
+def test_the_file_holds_no_secret_and_is_private(store: KeyStore, tmp_path: Path) -> None:
+    secret, record = store.create("app", team="search", models=("m",))
+    assert store.find(digest(secret)) == record
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert secret.encode() not in content
+    assert (tmp_path / "keys.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_alias_is_free_again_once_its_key_is_revoked(store: KeyStore) -> None:
+    store.create("app")
+    with pytest.raises(AliasInUse):
+        store.create("app")
+    revoked = store.revoke("app")
+    assert revoked.revoked_ns
+    assert store.revoke(revoked.id) == revoked
+    store.create("app")
+    with pytest.raises(KeyNotFound):
+        store.revoke("nobody")
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ([], "missing_key"),
+        ([("authorization", "Bearer ")], "missing_key"),
+        ([("authorization", "Bearer")], "malformed_authorization"),
+        ([("authorization", "sk-tl-abc")], "malformed_authorization"),
+        ([("authorization", "Basic dXNlcg==")], "malformed_authorization"),
+        ([("authorization", "Bearer sk tl")], "key_has_whitespace"),
+        ([("authorization", "Bearer  sk-tl-abc")], "key_has_whitespace"),
+        ([("x-api-key", "sk-tl-abc\\n")], "key_has_whitespace"),
+        ([("authorization", "Bearer a"), ("x-api-key", "b")], "conflicting_credentials"),
+        ([("authorization", "Bearer a"), ("authorization", "Bearer b")], "conflicting_credentials"),
+    ],
+)
+def test_each_slip_with_the_key_has_its_own_401(headers: list[tuple[str, str]], code: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        presented_key([(n.encode(), v.encode()) for n, v in headers])
+    assert (caught.value.status, caught.value.code) == (401, code)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"authorization", b"Bearer k")],
+        [(b"authorization", b"bearer k")],
+        [(b"x-api-key", b"k")],
+        [(b"api-key", b"k")],
+        [(b"authorization", b"Bearer k"), (b"x-api-key", b"k")],
+    ],
+)
+def test_every_place_for_the_key_is_accepted(headers: list[tuple[bytes, bytes]]) -> None:
+    assert presented_key(headers) == "k"
+
+
+def test_an_error_never_repeats_the_key() -> None:
+    for key in ("sk-tl-0123456789", new_secret(), "sk-proj-abcdef"):
+        assert key not in unknown_key(key).message
+
+
+class Table:
+    """A store that counts how often it is asked."""
+
+    def __init__(self, *records: KeyRecord) -> None:
+        self.records = {record.digest: record for record in records}
+        self.asked = 0
+        self.down = False
+
+    def find(self, secret_digest: bytes) -> KeyRecord | None:
+        self.asked += 1
+        if self.down:
+            raise OSError("disk I/O error")
+        return self.records.get(secret_digest)
+
+
+def key_record(secret: str, **fields: object) -> KeyRecord:
+    return KeyRecord("key_1", "app", digest(secret), 0, **fields)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_verified_key_is_served_from_memory() -> None:
+    table = Table(key_record("k"))
+    verifier = KeyVerifier(table.find, FakeClock())
+    for _ in range(100):
+        assert (await verifier.verify("k")).alias == "app"
+    assert table.asked == 1
+
+
+async def test_a_revoked_key_stops_within_five_seconds() -> None:
+    clock, table = FakeClock(), Table(key_record("k"))
+    verifier = KeyVerifier(table.find, clock)
+    await verifier.verify("k")
+    table.records[digest("k")] = key_record("k", revoked_ns=1)
+    clock.advance_ms(verify.REFRESH_NS / 1e6 + 1)
+    await verifier.verify("k")
+    await settle()
+    with pytest.raises(ApiError) as caught:
+        await verifier.verify("k")
+    assert caught.value.code == "revoked_key"
+    assert verify.STALE_NS < 5e9
+
+
+async def test_a_store_that_is_down_never_turns_a_good_key_into_401() -> None:
+    clock, table = FakeClock(), Table(key_record("k"))
+    verifier = KeyVerifier(table.find, clock)
+    await verifier.verify("k")
+    table.down = True
+    clock.advance_ms(60_000)
+    assert (await verifier.verify("k")).alias == "app"
+    with pytest.raises(ApiError) as caught:
+        await verifier.verify("other")
+    assert caught.value.status == 503
+    clock.advance_ms(verify.OUTAGE_NS / 1e6)
+    with pytest.raises(ApiError) as caught:
+        await verifier.verify("k")
+    assert caught.value.status == 503
+
+
+async def test_many_strangers_cost_bounded_memory_and_one_look_up_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "MAX_UNKNOWN", 10)
+    table = Table()
+    verifier = KeyVerifier(table.find, FakeClock())
+    for number in range(30):
+        with pytest.raises(ApiError) as caught:
+            await verifier.verify(f"sk-{number}")
+        assert caught.value.code == "unknown_key"
+    assert len(verifier._unknown) == 10
+    assert table.asked == 30
+
+
+async def test_an_expired_key_is_told_so_and_the_bootstrap_key_may_have_any_form() -> None:
+    clock = FakeClock()
+    verifier = KeyVerifier(Table(key_record("k", expires_ns=clock.wall_ns() + 1)).find, clock, bootstrap="hello")
+    assert (await verifier.verify("hello")).alias == "bootstrap"
+    await verifier.verify("k")
+    clock.advance_ms(1)
+    with pytest.raises(ApiError) as caught:
+        await verifier.verify("k")
+    assert caught.value.code == "expired_key"
