@@ -83,14 +83,15 @@ class Reporter:
                 continue
             self._transport = transport
             try:
-                await self._beat(connection)
+                await self._beat(connection, transport)
             finally:
                 self._transport = None
                 self._flush_on_close(transport)
 
-    async def _beat(self, connection: _Connection) -> None:
+    async def _beat(self, connection: _Connection, transport: asyncio.WriteTransport) -> None:
         while not connection.lost.is_set():
-            self._waiting.appendleft(self._state(self.dropped))
+            if transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
+                transport.write(frame([self._state(self.dropped)]))
             self._flush()
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
