@@ -142,6 +142,8 @@ class FirstToken(msgspec.Struct, frozen=True, tag="first_token"):
     upstream: str
     surface: str
     ttft_ns: int
+    trace_id: str = ""
+    """For the sample's exemplar; empty: the sample has none."""
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):

@@ -119,6 +119,12 @@ GATEWAY: tuple[Metric, ...] = (
         ("kind",),
     ),
     Metric(
+        "tokenline_tpot_skipped_total",
+        "counter",
+        "Streams without a TPOT sample, by reason: several choices in one stream have no token gap of their own.",
+        ("reason",),
+    ),
+    Metric(
         "tokenline_ledgers_dropped_total",
         "counter",
         "Requests whose record was lost because the observer was away or too slow.",

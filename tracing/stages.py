@@ -33,6 +33,9 @@ STAGES = (
 )
 """Every stage that can be part of a sum, in the order of time."""
 
+ROUNDING = 1e-6
+"""Seconds: a difference of sums below this is floating point, not time."""
+
 DESCRIPTIONS = {
     "auth": "ingress to key verified, on headers alone",
     "receive": "the client's upload: key verified to body read",
@@ -112,7 +115,7 @@ def timeline_of(ledger: Ledger, host: HostIdentity) -> Timeline:
     closes = True
     last = ledger.attempts[-1] if ledger.attempts else None
     if last is not None and last.request_sent:
-        answer = ledger.first_token if first_token_streamed else (ledger.upstream_end or ledger.finish)
+        answer = ledger.first_token if first_token_streamed else _upstream_end(ledger)
         if marks is not None:
             stages |= _engine_stages(last, marks, answer, whole=not first_token_streamed)
         elif placement == "durations":
@@ -122,9 +125,10 @@ def timeline_of(ledger: Ledger, host: HostIdentity) -> Timeline:
             stages["upstream_wait"] = wait
     if first_token_streamed:
         _put(stages, "relay", ledger.first_token, ledger.first_token_written)
-    else:
-        _put(stages, "closing", ledger.upstream_end, ledger.finish)
+    elif last is not None:
+        _put(stages, "closing", _upstream_end(ledger), ledger.finish)
 
+    after = _after_first_token(ledger) if first_token_streamed else {}
     unaccounted = total - sum(stages.values()) if total is not None and closes else None
     tpot, tpot_count = _tpot(ledger)
     return Timeline(
@@ -136,11 +140,23 @@ def timeline_of(ledger: Ledger, host: HostIdentity) -> Timeline:
         stages=stages,
         total=total,
         unaccounted=unaccounted,
-        after=_after_first_token(ledger) if first_token_streamed else {},
+        after=after,
         overhead=_overhead(ledger),
         placement=placement,
-        anomalies=tuple(name for name, value in stages.items() if value < 0),
+        anomalies=_anomalies(stages, after, unaccounted),
     )
+
+
+def _anomalies(stages: dict[str, float], after: dict[str, float], unaccounted: float | None) -> tuple[str, ...]:
+    found = [name for name, value in (*stages.items(), *after.items()) if value < 0]
+    if unaccounted is not None and unaccounted < -ROUNDING:
+        found.append("unaccounted")
+    return tuple(found)
+
+
+def _upstream_end(ledger: Ledger) -> int:
+    """When the upstream had its last word; of an attempt that failed, when it was given up."""
+    return ledger.upstream_end or (ledger.attempts[-1].end if ledger.attempts else 0) or ledger.finish
 
 
 def _put(stages: dict[str, float], name: str, start: int | None, end: int | None) -> None:
@@ -159,8 +175,9 @@ def _gateway_stages(ledger: Ledger) -> dict[str, float]:
         first, last = ledger.attempts[0], ledger.attempts[-1]
         if last is not first:
             _put(stages, "failed_attempts", first.connect_start, last.connect_start)
-        _put(stages, "connect", last.connect_start, last.connected)
-        _put(stages, "send", last.connected, last.request_sent)
+        # The stage that an attempt died in ends with the attempt.
+        _put(stages, "connect", last.connect_start, last.connected or last.end)
+        _put(stages, "send", last.connected, last.request_sent or last.end)
     return stages
 
 
@@ -175,7 +192,11 @@ def _engine_marks(ledger: Ledger, host: HostIdentity) -> tuple[EngineMarks | Non
 
 
 def _engine_stages(last: Attempt, marks: EngineMarks, answer: int, *, whole: bool) -> dict[str, float]:
-    """Engine and transit stages on one clock. What the engine did not reach is absent."""
+    """Engine and transit stages on one clock. What the engine did not reach is absent.
+
+    A stream whose first token never got out is summed to its end like a whole answer, but its `first_written` may lie
+    before its last token: then emission and transit were not measured, and are left to `unaccounted`.
+    """
     stages: dict[str, float] = {}
     _put(stages, "transit_out", last.request_sent, marks.received)
     _put(stages, "engine_tokenize", marks.received, marks.queued)
@@ -184,7 +205,9 @@ def _engine_stages(last: Attempt, marks: EngineMarks, answer: int, *, whole: boo
     sampled = marks.prefill_end
     if whole:
         _put(stages, "engine_decode", marks.prefill_end, marks.last_token)
-        sampled = marks.last_token
+        sampled = marks.last_token or marks.prefill_end
+        if marks.last_token and marks.first_written and marks.first_written < marks.last_token:
+            return stages
     _put(stages, "engine_emit", sampled, marks.first_written)
     _put(stages, "transit_back", marks.first_written, answer or None)
     return stages
@@ -210,13 +233,15 @@ def _residual_stages(ledger: Ledger, last: Attempt, answer: int) -> dict[str, fl
 
 def _tpot(ledger: Ledger) -> tuple[float | None, str | None]:
     usage = ledger.usage
-    if not ledger.stream or ledger.choices != 1 or usage.output_tokens is None:
-        return None, None
-    tokens = usage.output_tokens - (usage.reasoning_tokens or 0 if _reasoning_hidden(ledger) else 0)
     span = _seconds(ledger.first_token, ledger.last_token)
-    if span is None or tokens <= 1:
+    if not ledger.stream or ledger.choices != 1 or span is None:
         return None, None
-    return span / (tokens - 1), usage.source
+    if usage.output_tokens is None:
+        tokens, count = ledger.token_events, "events"
+    else:
+        hidden = usage.reasoning_tokens or 0 if _reasoning_hidden(ledger) else 0
+        tokens, count = usage.output_tokens - hidden, usage.source or "usage"
+    return (span / (tokens - 1), count) if tokens > 1 else (None, None)
 
 
 def _reasoning_hidden(ledger: Ledger) -> bool:
@@ -237,8 +262,8 @@ def _engine_ttft(ledger: Ledger) -> float | None:
 
 def _after_first_token(ledger: Ledger) -> dict[str, float]:
     after: dict[str, float] = {}
-    _put(after, "streaming", ledger.first_token_written, ledger.upstream_end)
-    _put(after, "closing", ledger.upstream_end, ledger.finish)
+    _put(after, "streaming", ledger.first_token_written, _upstream_end(ledger))
+    _put(after, "closing", _upstream_end(ledger), ledger.finish)
     if ledger.timings is not None and ledger.timings.predicted_ms is not None:
         after["engine_decode"] = ledger.timings.predicted_ms / 1e3
     if ledger.timings is not None and ledger.timings.preempted_ms:

@@ -1,0 +1,138 @@
+"""The observer's heart: what each record and span sets in motion. No sockets here; time is injected."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+
+from settings.schema import Settings
+from tracing.clock import Clock, host_identity
+from tracing.derived import derived_engine_spans
+from tracing.ledger import Admitted, Closed, FirstToken, Ledger, Record, WorkerState
+from tracing.observer.access_log import AccessLog
+from tracing.observer.export import Exporter
+from tracing.observer.join import Join
+from tracing.observer.keep import KeepRule
+from tracing.observer.meters import MAX_ROUTES, Meters
+from tracing.observer.rows import Row
+from tracing.observer.store import AddLateSpans, AddRow, AddSpans, ReplaceRow, Store
+from tracing.observer.workers import Workers
+from tracing.spans import Span, gateway_spans
+from tracing.stages import timeline_of
+
+log = logging.getLogger("tokenline.observer")
+
+
+class Observer:
+    """Takes records and spans; feeds metrics, join, store, export and access log. Also the join's sink."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, registry: CollectorRegistry, exporter: Exporter | None
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self._host = host_identity()
+        self._exporter = exporter
+        self._keep = KeepRule(settings.slo, settings.tracing.sample_ratio)
+        self.meters = Meters(registry, trace_is_kept=self._keep.keeps_for_sure)
+        self.workers = Workers(
+            clock,
+            self.meters.gauges["tokenline_inflight_requests"],
+            max_upstreams=MAX_ROUTES,
+            dropped=self.meters.ledgers_dropped,
+        )
+        self.join = Join(self, clock, wait_ms=settings.tracing.join_wait_ms)
+        self.store = Store(
+            settings.traces_path,
+            max_rows=settings.tracing.store_max_rows,
+            max_traces=settings.tracing.store_max_traces,
+            dropped=self.meters.traces_dropped,
+            late_stored=self._export,
+        )
+        writes_access_log = settings.logging.level in ("debug", "info")
+        self.access_log = AccessLog(settings.state_dir / "access.log") if writes_access_log else None
+
+    # What comes in
+
+    def take_records(self, records: list[Record]) -> None:
+        """One frame of a relay worker."""
+        for record in records:
+            match record:
+                case Closed(ledger):
+                    self._close(ledger)
+                case FirstToken():
+                    self.meters.first_token(record)
+                case WorkerState():
+                    self.workers.report(record)
+                case Admitted():
+                    pass  # what is in flight now comes with WorkerState
+
+    def take_spans(self, spans: Iterable[Span]) -> None:
+        """Engine spans from the OTLP receiver."""
+        self.join.spans(spans)
+
+    def upstream_health(self, upstream: str, is_up: bool) -> None:
+        """The result of a health check."""
+        self.meters.gauges["tokenline_upstream_up"].labels(upstream).set(is_up)
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+        self.join.tick()
+        self.workers.publish()
+
+    def missing(self) -> list[str]:
+        """What keeps the observer from being ready; empty when it is."""
+        found = []
+        if not self.store.is_open:
+            found.append("the store is not open")
+        if not self.workers.live():
+            found.append("no relay worker has reported in the last 5 seconds")
+        return found
+
+    def _close(self, ledger: Ledger) -> None:
+        host = self.workers.host_of(ledger.worker, self._host)
+        timeline = timeline_of(ledger, host)
+        row = Row(ledger, timeline, host, self._keep.keeps(ledger, timeline))
+        self.meters.closed(row)
+        self.store.put(AddRow(row))
+        if self.access_log is not None:
+            self.access_log.add(row)
+        self.join.closed(row)
+
+    # What the join found out (JoinSink)
+
+    def timed(self, row: Row, *, changed: bool) -> None:
+        self.meters.stages(row)
+        if changed:
+            self.store.put(ReplaceRow(row))
+
+    def completed(self, row: Row, spans: list[Span], *, derive: bool) -> None:
+        if not row.kept:
+            return
+        ledger = row.ledger
+        self.store.put(AddSpans(ledger.trace_id, spans))
+        if self._exporter is not None:
+            derived = derived_engine_spans(ledger, ledger.attempts[-1], row.host) if derive else []
+            self._export([*gateway_spans(ledger, row.timeline), *spans, *derived])
+
+    def late(self, trace_id: str, spans: list[Span], *, kept: bool, derived: bool) -> None:
+        if not kept:
+            return
+        self.store.put(AddSpans(trace_id, spans))
+        if derived:
+            # Stand-ins with other ids have left for the backend already: sending these too would show all twice.
+            self.meters.traces_dropped("late_spans_not_exported", 1)
+        else:
+            self._export(spans)
+
+    def overflowed(self, span: Span) -> None:
+        self.meters.traces_dropped("spans_over_limit", 1)
+
+    def orphaned(self, trace_id: str, spans: list[Span]) -> None:
+        self.store.put(AddLateSpans(trace_id, spans))
+
+    def _export(self, spans: list[Span]) -> None:
+        if self._exporter is not None:
+            self._exporter.export(spans)

@@ -1,0 +1,70 @@
+"""Health of upstreams: a light GET every few seconds, so that `tokenline_upstream_up` is true before a request fails.
+
+Any answer below 500 is up: a 401 or 404 comes from a server that works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import httpx
+import msgspec
+
+from settings.schema import Settings
+
+INTERVAL_SECONDS = 5.0
+TIMEOUT_SECONDS = 3.0
+ENGINE = "engine"
+"""Name of the co-located engine as an upstream."""
+
+Report = Callable[[str, bool], None]
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """One upstream and how it is asked."""
+
+    upstream: str
+    url: str
+    unix_socket: str | None = None
+    api_key_env: str | None = None
+
+
+def probes_of(settings: Settings) -> list[Probe]:
+    """A probe for the co-located engine and for each configured upstream."""
+    probes = []
+    if settings.engine.backend == "tokenline":
+        probes.append(Probe(ENGINE, "http://engine/health", str(settings.engine_socket)))
+    for upstream in settings.upstreams:
+        if upstream.unix_socket:
+            probes.append(Probe(upstream.name, "http://upstream/v1/models", upstream.unix_socket, upstream.api_key_env))
+        elif upstream.url:
+            probes.append(Probe(upstream.name, f"{upstream.url.rstrip('/')}/models", None, upstream.api_key_env))
+    return probes
+
+
+async def watch(probes: Sequence[Probe], report: Report, environment: Mapping[str, str] = os.environ) -> None:
+    """Asks every upstream every INTERVAL_SECONDS, each on its own: a frozen one delays no other. Never returns."""
+    async with asyncio.TaskGroup() as group:
+        for probe in probes:
+            group.create_task(_watch_one(probe, report, environment), name=f"health of {probe.upstream}")
+
+
+async def _watch_one(probe: Probe, report: Report, environment: Mapping[str, str]) -> None:
+    transport = httpx.AsyncHTTPTransport(uds=probe.unix_socket) if probe.unix_socket else None
+    key = environment.get(probe.api_key_env) if probe.api_key_env else None
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(transport=transport, headers=headers, timeout=TIMEOUT_SECONDS) as client:
+        while True:
+            report(probe.upstream, await is_up(client, probe.url))
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+
+async def is_up(client: httpx.AsyncClient, url: str) -> bool:
+    """Whether something that is not broken answers at `url`."""
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS), client.stream("GET", url) as response:
+            return response.status_code < 500
+    except (httpx.HTTPError, TimeoutError, OSError, UnicodeError):
+        return False

@@ -1,0 +1,278 @@
+"""The join: a request that ended and the engine's spans of it meet here, by trace id.
+
+One trace may hold several requests (the client chose the trace id); spans belong to the request whose attempt they
+hang below. A request is complete when the engine's `llm_request` for its last attempt came with children, or without
+any and SETTLE_NS have passed, or when the wait is over. It stays known until the wait is over, so that later spans find
+it. Everything is bounded, and time is the injected clock's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from tracing import semconv
+from tracing.clock import Clock
+from tracing.derived import timings_of_span
+from tracing.ledger import Ledger
+from tracing.observer.rows import Row
+from tracing.spans import Span
+from tracing.stages import timeline_of
+
+MAX_REQUESTS = 20_000
+MAX_SPANS_PER_TRACE = 2_000
+MAX_DEPTH = 32
+SETTLE_NS = 1_000_000_000
+
+
+class JoinSink(Protocol):
+    """Who is told what the join found out. Calls come on the join's own thread and must not block."""
+
+    def timed(self, row: Row, *, changed: bool) -> None:
+        """The stages of a request are known as well as they ever will be; `changed`: better than when it ended."""
+
+    def completed(self, row: Row, spans: list[Span], *, derive: bool) -> None:
+        """A request and its engine spans; `derive`: no children came, they may be made from timings."""
+
+    def late(self, trace_id: str, spans: list[Span], *, kept: bool, derived: bool) -> None:
+        """Spans of a request that was complete already; `derived`: stand-ins were made for them."""
+
+    def overflowed(self, span: Span) -> None:
+        """A span was dropped: its trace has MAX_SPANS_PER_TRACE already."""
+
+    def orphaned(self, trace_id: str, spans: list[Span]) -> None:
+        """Spans that hang below no request in memory, after the wait; their trace may be stored."""
+
+
+class _Open:
+    """A request that ended not long ago."""
+
+    __slots__ = (
+        "attempts",
+        "deadline_ns",
+        "derived",
+        "done",
+        "engine",
+        "kept",
+        "row",
+        "seen",
+        "spans",
+        "timed",
+        "trace_id",
+    )
+
+    def __init__(self, row: Row, deadline_ns: int) -> None:
+        self.row: Row | None = row
+        """None once complete: its memory is needed no more."""
+        self.trace_id = row.ledger.trace_id
+        self.attempts = [attempt.span_id for attempt in row.ledger.attempts]
+        self.kept = row.kept
+        self.deadline_ns = deadline_ns
+        self.spans: list[Span] = []
+        self.seen: list[str] = []
+        """Ids of all spans it ever took; the trace forgets them with the request."""
+        self.engine: Span | None = None
+        """`llm_request` below the last attempt."""
+        self.timed = row.ledger.timings is not None
+        self.done = False
+        self.derived = False
+
+    def has_children(self) -> bool:
+        """Whether the engine's span came with spans of its inside."""
+        engine = self.engine
+        return engine is not None and any(span.parent_id == engine.span_id for span in self.spans)
+
+
+class _Trace:
+    """What is known of one trace: whose attempts are whose, and the spans that nobody has taken yet."""
+
+    __slots__ = ("deadline_ns", "owners", "parents", "spans")
+
+    def __init__(self, deadline_ns: int) -> None:
+        self.owners: dict[str, _Open] = {}
+        """Attempt's span id -> request."""
+        self.parents: dict[str, str | None] = {}
+        """Span id -> parent's, of every span that came: what a chain is climbed by, and what tells repeats."""
+        self.spans: list[Span] = []
+        self.deadline_ns = deadline_ns
+
+    def add(self, span: Span) -> bool:
+        """False for a span that came before: exporters retry."""
+        if span.span_id in self.parents:
+            return False
+        self.parents[span.span_id] = span.parent_id
+        self.spans.append(span)
+        return True
+
+    def attempt_above(self, span: Span) -> str | None:
+        """Id of the attempt that the span hangs below, as far as its ancestors are known."""
+        parent, steps = span.parent_id, 0
+        while parent is not None and parent not in self.owners:
+            parent, steps = self.parents.get(parent), steps + 1
+            if steps > MAX_DEPTH:
+                return None
+        return parent
+
+
+class Join:
+    """`closed` and `spans` as they come, `tick` a few times a second, `finish` at the end."""
+
+    def __init__(self, sink: JoinSink, clock: Clock, *, wait_ms: float, max_requests: int = MAX_REQUESTS) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._wait_ns = round(wait_ms * 1e6)
+        self._max_requests = max_requests
+        self._traces: OrderedDict[str, _Trace] = OrderedDict()
+        """Oldest deadline first: a request that ends moves its trace to the end."""
+        self._open: deque[_Open] = deque()
+        """Oldest first; every request stays until its wait is over, complete or not."""
+        self._settling: deque[tuple[int, _Open]] = deque()
+
+    def closed(self, row: Row) -> None:
+        """A request ended."""
+        ledger = row.ledger
+        expects_spans = bool(ledger.attempts and ledger.attempts[-1].request_sent)
+        if ledger.timings is not None or not expects_spans:
+            self._sink.timed(row, changed=False)
+        if not expects_spans:
+            self._sink.completed(row, [], derive=False)
+            return
+        if len(self._open) >= self._max_requests:
+            self._forget(self._open.popleft())
+        trace = self._trace(ledger.trace_id)
+        request = _Open(row, self._clock.mono_ns() + self._wait_ns)
+        trace.owners |= dict.fromkeys(request.attempts, request)
+        trace.deadline_ns = request.deadline_ns
+        self._traces.move_to_end(ledger.trace_id)
+        self._open.append(request)
+        if trace.spans:
+            self._assign(trace)
+
+    def spans(self, spans: Iterable[Span]) -> None:
+        """Engine spans came, of any traces, in any order."""
+        touched: dict[str, _Trace] = {}
+        for span in spans:
+            trace = self._trace(span.trace_id)
+            if len(trace.parents) >= MAX_SPANS_PER_TRACE:
+                self._sink.overflowed(span)
+            elif trace.add(span):
+                touched[span.trace_id] = trace
+        for trace in touched.values():
+            self._assign(trace)
+
+    def tick(self) -> None:
+        """Ends the waits that are over."""
+        now = self._clock.mono_ns()
+        while self._settling and self._settling[0][0] <= now:
+            self._complete(self._settling.popleft()[1])
+        while self._open and self._open[0].deadline_ns <= now:
+            self._forget(self._open.popleft())
+        while self._traces and next(iter(self._traces.values())).deadline_ns <= now:
+            self._leave(next(iter(self._traces)))
+
+    def finish(self) -> None:
+        """Ends every wait: the process is about to end."""
+        while self._open:
+            self._forget(self._open.popleft())
+        while self._traces:
+            self._leave(next(iter(self._traces)))
+
+    def waits_for(self, ledger: Ledger) -> bool:
+        """Whether engine spans of this request are still waited for."""
+        trace = self._traces.get(ledger.trace_id)
+        if trace is None or not ledger.attempts:
+            return False
+        request = trace.owners.get(ledger.attempts[-1].span_id)
+        return request is not None and not request.done
+
+    def spans_of(self, trace_id: str) -> list[Span]:
+        """Engine spans of the trace that came and are not handed on yet."""
+        trace = self._traces.get(trace_id)
+        if trace is None:
+            return []
+        owned = {id(request): request for request in trace.owners.values()}
+        return [*trace.spans, *(span for request in owned.values() for span in request.spans)]
+
+    def _trace(self, trace_id: str) -> _Trace:
+        trace = self._traces.get(trace_id)
+        if trace is None:
+            if len(self._traces) >= 2 * self._max_requests:
+                self._leave(next(iter(self._traces)))
+            trace = self._traces[trace_id] = _Trace(self._clock.mono_ns() + self._wait_ns)
+        return trace
+
+    def _assign(self, trace: _Trace) -> None:
+        """Gives waiting spans to the requests that they belong to, and completes those that have all."""
+        waiting, trace.spans = trace.spans, []
+        late: dict[int, tuple[_Open, list[Span]]] = {}
+        touched: dict[int, _Open] = {}
+        for span in waiting:
+            attempt = trace.attempt_above(span)
+            if attempt is None:
+                trace.spans.append(span)
+                continue
+            request = trace.owners[attempt]
+            request.seen.append(span.span_id)
+            if request.done:
+                late.setdefault(id(request), (request, []))[1].append(span)
+                continue
+            request.spans.append(span)
+            touched[id(request)] = request
+            if span.name == semconv.SPAN_LLM_REQUEST and attempt == request.attempts[-1] and request.engine is None:
+                request.engine = span
+                self._settling.append((self._clock.mono_ns() + SETTLE_NS, request))
+        for request in touched.values():
+            if request.engine is not None:
+                self._time(request)
+            if request.has_children():
+                self._complete(request)
+        for request, spans in late.values():
+            self._sink.late(request.trace_id, spans, kept=request.kept, derived=request.derived)
+
+    def _time(self, request: _Open) -> None:
+        """Reports the stages, once: with the engine span's durations when nothing came in band."""
+        row = request.row
+        if request.timed or row is None:
+            return
+        request.timed = True
+        timings = timings_of_span(request.engine) if request.engine is not None else None
+        if timings is not None:
+            ledger = msgspec.structs.replace(row.ledger, timings=timings)
+            row = msgspec.structs.replace(row, ledger=ledger, timeline=timeline_of(ledger, row.host))
+            request.row = row
+        self._sink.timed(row, changed=timings is not None)
+
+    def _complete(self, request: _Open) -> None:
+        if request.done:
+            return
+        self._time(request)
+        row, spans = request.row, request.spans
+        request.done, request.row, request.spans = True, None, []
+        if row is not None:
+            # Below an engine span without children, deriving would need that span's own times: an adapter's work.
+            request.derived = not spans and row.ledger.timings is not None
+            self._sink.completed(row, spans, derive=request.derived)
+
+    def _forget(self, request: _Open) -> None:
+        """The wait is over, or there is no room: whatever is known now is the truth."""
+        self._complete(request)
+        trace = self._traces.get(request.trace_id)
+        if trace is None:
+            return
+        for attempt in request.attempts:
+            if trace.owners.get(attempt) is request:
+                del trace.owners[attempt]
+        for span_id in request.seen:
+            trace.parents.pop(span_id, None)
+        if not trace.owners and not trace.spans:
+            del self._traces[request.trace_id]
+
+    def _leave(self, trace_id: str) -> None:
+        trace = self._traces.pop(trace_id)
+        for request in list(trace.owners.values()):
+            self._complete(request)
+        if trace.spans:
+            self._sink.orphaned(trace_id, trace.spans)

@@ -1,0 +1,158 @@
+"""The gateway's metrics, fed from records. One process sees every worker, so the totals are totals."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import cast
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tracing import metrics
+from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
+from tracing.metrics import prompt_size_class
+from tracing.observer.labels import Bounded, status_label
+from tracing.observer.rows import Row
+from tracing.stages import Timeline
+
+MAX_ROUTES = 64
+MAX_FIRST_TOKENS = 50_000
+
+_ATTEMPT_ERRORS = frozenset({"connect", "first_byte", "idle", "total", "status", "protocol", "cancelled"})
+_REJECTIONS = {
+    "queue_full": "queue_full",
+    "rate_limit_exceeded": "rate_limit",
+    "budget_exceeded": "budget",
+}
+_REJECTED = (Outcome.QUEUE_REJECTED, Outcome.RATE_LIMITED)
+
+
+class Meters:
+    """Counters and histograms of what happened. Gauges of what is now live in `workers.Workers`."""
+
+    def __init__(self, registry: CollectorRegistry, *, trace_is_kept: Callable[[str, str, float], bool]) -> None:
+        built = metrics.build(metrics.GATEWAY, registry)
+        self._counters = {name: item for name, item in built.items() if isinstance(item, Counter)}
+        self._histograms = {name: item for name, item in built.items() if isinstance(item, Histogram)}
+        self.gauges = {name: item for name, item in built.items() if isinstance(item, Gauge)}
+        self._trace_is_kept = trace_is_kept
+        self._routes = Bounded(MAX_ROUTES)
+        self._upstreams = Bounded(MAX_ROUTES)
+        self._teams = Bounded(MAX_ROUTES)
+        # `labels()` of prometheus_client costs more than an observation: children are looked up here instead.
+        self._children: dict[tuple[str, ...], Counter | Histogram] = {}
+        self._first_tokens: OrderedDict[str, None] = OrderedDict()
+
+    # What happened
+
+    def first_token(self, record: FirstToken) -> None:
+        """TTFT, at once. The exemplar is given only when its trace is certain to be kept."""
+        ttft = record.ttft_ns / 1e9
+        self._first_tokens[record.request_id] = None
+        if len(self._first_tokens) > MAX_FIRST_TOKENS:
+            self._first_tokens.popitem(last=False)
+        kept = self._trace_is_kept(record.trace_id, record.model, ttft)
+        route = self._route(record.model, record.upstream, record.surface)
+        self._ttft(route, ttft, record.trace_id if kept else "")
+
+    def closed(self, row: Row) -> None:
+        """Everything but the stages, which may be known later."""
+        ledger, timeline = row.ledger, row.timeline
+        route = self._route(ledger.model, ledger.upstream, ledger.surface)
+        model, upstream, _ = route
+        exemplar = ledger.trace_id if row.kept else ""
+        self._inc("tokenline_requests_total", *route, ledger.outcome.value, status_label(ledger.status))
+        if timeline.e2e is not None:
+            self._observe("gen_ai_server_request_duration_seconds", timeline.e2e, *route, exemplar=exemplar)
+        if timeline.ttft is not None and ledger.request_id not in self._first_tokens:
+            self._ttft(route, timeline.ttft, exemplar)  # its FirstToken went to an observer that is gone
+        self._first_tokens.pop(ledger.request_id, None)
+        if timeline.tpot is not None:
+            count = "events" if timeline.tpot_count == "events" else "usage"
+            self._observe(
+                "gen_ai_server_time_per_output_token_seconds", timeline.tpot, *route, count, exemplar=exemplar
+            )
+        elif ledger.stream and ledger.choices > 1:
+            self._inc("tokenline_tpot_skipped_total", "choices")
+        if timeline.overhead is not None:
+            self._observe("tokenline_gateway_overhead_seconds", timeline.overhead, upstream)
+        if ledger.outcome in _REJECTED:
+            self._inc("tokenline_rejections_total", _REJECTIONS.get(ledger.error_code or "", ledger.outcome.value))
+        for attempt in ledger.attempts:
+            self._inc("tokenline_attempts_total", self._upstream(attempt.upstream), _attempt_result(attempt))
+        self._tokens(ledger, timeline, model)
+        if row.kept:
+            self._inc("tokenline_traces_kept_total")
+
+    def stages(self, row: Row) -> None:
+        """Stage durations of one request, once, when they are known as well as they ever will be."""
+        timeline = row.timeline
+        upstream = self._upstream(row.ledger.upstream)
+        for name, seconds in (*timeline.stages.items(), *timeline.after.items()):
+            self._observe("tokenline_stage_duration_seconds", seconds, name, upstream)
+        if timeline.ttft is not None and timeline.unaccounted is not None and timeline.placement == "exact":
+            self._observe("tokenline_ttft_unaccounted_seconds", abs(timeline.unaccounted), upstream)
+        for name in timeline.anomalies:
+            self._inc("tokenline_timing_anomalies_total", name)
+
+    def traces_dropped(self, reason: str, count: int) -> None:
+        """Called from any thread."""
+        self._inc("tokenline_traces_dropped_total", reason, amount=count)
+
+    def ledgers_dropped(self, count: int) -> None:
+        self._inc("tokenline_ledgers_dropped_total", amount=count)
+
+    def spans_received(self, accepted: int, rejected: int) -> None:
+        self._inc("tokenline_spans_received_total", "accepted", amount=accepted)
+        self._inc("tokenline_spans_received_total", "rejected", amount=rejected)
+
+    # How it is written down
+
+    def _ttft(self, route: tuple[str, ...], seconds: float, exemplar: str) -> None:
+        self._observe("gen_ai_server_time_to_first_token_seconds", seconds, *route, exemplar=exemplar)
+
+    def _tokens(self, ledger: Ledger, timeline: Timeline, model: str) -> None:
+        usage = ledger.usage
+        if usage.source != "usage":
+            return  # counted events are not tokens
+        team = self._teams.keep(ledger.team or "none")[0]
+        for direction, tokens in (
+            ("input", usage.input_tokens),
+            ("cached", usage.cached_tokens),
+            ("output", usage.output_tokens),
+            ("reasoning", usage.reasoning_tokens),
+        ):
+            if tokens is not None and tokens > 0:
+                self._inc("tokenline_tokens_total", direction, model, team, amount=tokens)
+        if usage.input_tokens is not None:
+            self._observe("tokenline_prompt_tokens", usage.input_tokens, model)
+            if timeline.ttft is not None:
+                size = prompt_size_class(usage.input_tokens)
+                self._observe("tokenline_ttft_by_prompt_size_seconds", timeline.ttft, model, size)
+        if usage.output_tokens is not None:
+            self._observe("tokenline_output_tokens", usage.output_tokens, model)
+
+    def _route(self, model: str, upstream: str, surface: str) -> tuple[str, ...]:
+        return self._routes.keep(model, upstream, surface)
+
+    def _upstream(self, upstream: str) -> str:
+        return self._upstreams.keep(upstream)[0]
+
+    def _inc(self, name: str, *labels: str, amount: float = 1) -> None:
+        child = self._children.get((name, *labels))
+        if child is None:
+            metric = self._counters[name]
+            child = self._children[(name, *labels)] = metric.labels(*labels) if labels else metric
+        cast(Counter, child).inc(amount)
+
+    def _observe(self, name: str, value: float, *labels: str, exemplar: str = "") -> None:
+        child = self._children.get((name, *labels))
+        if child is None:
+            child = self._children[(name, *labels)] = self._histograms[name].labels(*labels)
+        cast(Histogram, child).observe(value, {"trace_id": exemplar} if exemplar else None)
+
+
+def _attempt_result(attempt: Attempt) -> str:
+    if attempt.error is not None:
+        return attempt.error if attempt.error in _ATTEMPT_ERRORS else "other"
+    return "ok" if attempt.status < 400 else "status"

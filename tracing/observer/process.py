@@ -1,0 +1,202 @@
+"""The observer process: opens everything, serves until SIGTERM or SIGINT, and closes everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Generator, Sequence
+
+import uvicorn
+import uvloop
+from fastapi import APIRouter
+from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from settings.schema import Settings
+from tracing.clock import SystemClock
+from tracing.observer.access_log import AccessLog
+from tracing.observer.app import ops_app
+from tracing.observer.core import Observer
+from tracing.observer.export import Exporter, ExportError, exporter_from_environment
+from tracing.observer.health import probes_of, watch
+from tracing.observer.intake import Intake, SocketInUseError
+from tracing.observer.receiver import receiver_app
+from tracing.observer.schema import StoreError
+from tracing.observer.scrape import MetricsPage
+
+TICK_SECONDS = 0.1
+FLUSH_SECONDS = 0.3
+GRACE_SECONDS = 3
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+log = logging.getLogger("tokenline.observer")
+
+
+class PortInUseError(RuntimeError):
+    """A listener cannot be opened; the message names the port and its setting."""
+
+
+def run_observer(settings: Settings, *, admin_key_hash: bytes, routers: Sequence[APIRouter] = ()) -> None:
+    """Runs until SIGTERM or SIGINT. Leaves by SystemExit with a message when it cannot start.
+
+    `admin_key_hash` is the SHA-256 of the admin key; `routers` are served under /admin/v1, behind that key.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, admin_key_hash, routers))
+    except (PortInUseError, SocketInUseError, StoreError, ExportError) as error:
+        raise SystemExit(f"tokenline observer: {error}") from error
+
+
+async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[APIRouter]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = settings.server
+    with (
+        _bound(server.ops_host, server.ops_port, "server.ops_port") as ops_socket,
+        _bound(server.otlp_host, server.otlp_port, "server.otlp_port") as otlp_socket,
+    ):
+        if server.otlp_host not in LOOPBACK:
+            log.warning("server.otlp_host %s: anybody who reaches port %d can add spans", *_otlp(settings))
+        exporter = exporter_from_environment(settings)
+        registry = CollectorRegistry()
+        observer = Observer(settings, SystemClock(), registry, exporter)
+        app = ops_app(
+            observer,
+            MetricsPage(registry, settings.engine_socket),
+            admin_key_hash=admin_key_hash,
+            routers=routers,
+        )
+        if exporter is not None:
+            _trace_ops(app, exporter)
+        async with _opened(observer, exporter), _intake(settings, observer), _background(settings, observer):
+            receiver = receiver_app(observer.take_spans, observer.meters.spans_received)
+            async with _listening(app, ops_socket, settings), _listening(receiver, otlp_socket, settings):
+                log.info("observer ready: ops port %d, OTLP port %d", server.ops_port, server.otlp_port)
+                await stop.wait()
+
+
+def _otlp(settings: Settings) -> tuple[str, int]:
+    return settings.server.otlp_host, settings.server.otlp_port
+
+
+def _trace_ops(app: ASGIApp, exporter: Exporter) -> None:
+    FastAPIInstrumentor.instrument_app(
+        app,  # type: ignore[arg-type]
+        tracer_provider=exporter.provider,
+        excluded_urls="/metrics$,/healthz$,/readyz$",
+        exclude_spans=["receive", "send"],
+    )
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int, setting: str) -> Generator[socket.socket, None, None]:
+    """A listening socket. Raises PortInUseError that names the setting."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(256)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(
+                    f"port {port} of {host} is in use ({setting} = {port}); end what uses it, or set another {setting}"
+                ) from error
+            raise PortInUseError(f"{setting} = {port} on host {host!r} cannot be listened on: {error}") from error
+        listener.setblocking(False)
+        yield listener
+
+
+@contextlib.asynccontextmanager
+async def _opened(observer: Observer, exporter: Exporter | None) -> AsyncIterator[None]:
+    """The store, and behind it the export: at the end waits are ended, rows written and spans sent."""
+    observer.store.open()
+    try:
+        yield
+    finally:
+        observer.join.finish()
+        await asyncio.to_thread(observer.store.close)
+        if exporter is not None:
+            await asyncio.to_thread(exporter.close)
+        if observer.access_log is not None:
+            await asyncio.to_thread(observer.access_log.flush)
+
+
+@contextlib.asynccontextmanager
+async def _intake(settings: Settings, observer: Observer) -> AsyncIterator[None]:
+    intake = Intake(settings.intake_socket, observer.take_records)
+    await intake.open()
+    try:
+        yield
+    finally:
+        await intake.close()
+
+
+@contextlib.asynccontextmanager
+async def _background(settings: Settings, observer: Observer) -> AsyncIterator[None]:
+    """Health checks, the tick and the access log, as long as the block runs; the error of one of them ends the process."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            observer.tick()
+
+    async def flush(log: AccessLog) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await asyncio.to_thread(log.flush)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(tick(), name="tick"),
+            group.create_task(watch(probes_of(settings), observer.upstream_health), name="health"),
+        ]
+        if observer.access_log is not None:
+            tasks.append(group.create_task(flush(observer.access_log), name="access log"))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves the signals to the process, which has two of them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: ASGIApp, listener: socket.socket, settings: Settings) -> AsyncIterator[None]:
+    """Serves `app` on the socket until the block ends, then lets running answers end."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            log_config=None,
+            log_level="warning" if settings.logging.level == "info" else settings.logging.level,
+            proxy_headers=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(sockets=[listener]), name="listener")
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await asyncio.wait([serving])

@@ -1,0 +1,69 @@
+"""The relay workers as they are now: who lives, what is in flight, what they had to drop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from prometheus_client import Gauge
+
+from protocol.timings import HostIdentity
+from tracing.clock import Clock
+from tracing.ledger import WorkerState
+from tracing.observer.labels import Bounded
+
+SILENCE_NS = 5_000_000_000
+MAX_WORKERS = 1024
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    state: WorkerState
+    at_ns: int
+
+
+class Workers:
+    """Last state of each worker process. A worker that is silent for SILENCE_NS is no longer counted."""
+
+    def __init__(self, clock: Clock, inflight: Gauge, *, max_upstreams: int, dropped: Callable[[int], None]) -> None:
+        self._clock = clock
+        self._inflight = inflight
+        self._upstreams = Bounded(max_upstreams)
+        self._dropped = dropped
+        self._seen: dict[int, _Seen] = {}  # by pid, the longest silent first
+        self._published: set[str] = set()
+
+    def report(self, state: WorkerState) -> None:
+        """One worker's own account of itself."""
+        before = self._seen.pop(state.pid, None)
+        lost_before = before.state.ledgers_dropped if before else 0
+        # A pid that counts from a lower number is a new process: all that it lost is new.
+        lost = state.ledgers_dropped - lost_before if state.ledgers_dropped >= lost_before else state.ledgers_dropped
+        if lost > 0:
+            self._dropped(lost)
+        self._seen[state.pid] = _Seen(state, self._clock.mono_ns())
+        if len(self._seen) > MAX_WORKERS:
+            del self._seen[next(iter(self._seen))]
+        self.publish()
+
+    def publish(self) -> None:
+        """Sets the gauges to the sums over live workers; upstreams without requests show 0."""
+        sums = dict.fromkeys(self._published, 0)
+        for state in self.live():
+            for upstream, count in state.inflight.items():
+                (name,) = self._upstreams.keep(upstream)
+                sums[name] = sums.get(name, 0) + count
+        for name, count in sums.items():
+            self._inflight.labels(name).set(count)
+        self._published = set(sums)
+
+    def live(self) -> list[WorkerState]:
+        """Workers heard of within SILENCE_NS."""
+        since = self._clock.mono_ns() - SILENCE_NS
+        return [seen.state for seen in self._seen.values() if seen.at_ns > since]
+
+    def host_of(self, worker: int, default: HostIdentity) -> HostIdentity:
+        """Whose clock this worker's ledgers are written by."""
+        for seen in reversed(self._seen.values()):
+            if seen.state.worker == worker:
+                return seen.state.host
+        return default
