@@ -73,6 +73,8 @@ class Finished(msgspec.Struct, frozen=True):
     preempted_ns: int = 0
     error: str | None = None
     error_code: str | None = None
+    scheduled_ns: int | None = None
+    """Start of the step with the first prefill chunk, known here even when no token was ever sampled."""
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -130,6 +132,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_pages: int
     page_size: int
     eos_token_ids: tuple[int, ...]
+    async_scheduling: bool = False
+    """What runs, which may be less than what the settings ask for; likewise `slot_reuse`."""
+    slot_reuse: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -105,4 +105,5 @@ class Request:
             wasted_tokens=wasted,
             error=error,
             error_code=error_code,
+            scheduled_ns=self.scheduled_ns,
         )

@@ -1,0 +1,65 @@
+"""Before a model serves: our packed, paged forward must agree with the model's own.
+
+The architectures that pass every structural check may still differ in what attention means to them. So a few random
+tokens run both ways once, with a prompt in two chunks and a decode step; a model that disagrees is refused by name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from backend_engine.devices.kv_cache import KvCache
+from backend_engine.devices.packed_step import PackedStep, logits_of
+from backend_engine.models.attention import IMPLEMENTATION
+from backend_engine.models.errors import OTHER_ENGINE, ModelError
+from backend_engine.models.loading import LoadedModel
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.3}
+"""Most |ours - own| / |own| of a row of logits. A wrong mask, scale or position gives about 1."""
+
+_LENGTHS = (21, 10)
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    slot: int
+    start: int
+    count: int
+    samples: bool
+
+
+def check_agreement(loaded: LoadedModel, cache: KvCache, device: torch.device) -> float:
+    """Returns the largest relative difference; raises ModelError when it is above the tolerance.
+
+    Writes pages of `cache`, which must have no owner yet.
+    """
+    generator = torch.Generator().manual_seed(0)
+    longest = max(_LENGTHS)
+    tokens = torch.randint(0, loaded.vocab_size, (len(_LENGTHS), longest), generator=generator).to(device)
+    pages = -(-longest // cache.page_size)
+    block_tables = torch.arange(pages * len(_LENGTHS), device=device).view(len(_LENGTHS), pages)
+    if loaded.max_model_len < longest or block_tables.numel() > len(cache.keys[0]):
+        return 0.0  # a cache of a few tokens (tests) has no room for the check
+    first = [_Piece(0, 0, 13, False), _Piece(1, 0, _LENGTHS[1] - 1, False)]
+    second = [_Piece(1, _LENGTHS[1] - 1, 1, True), _Piece(0, 13, _LENGTHS[0] - 13, True)]
+    with torch.inference_mode():
+        logits_of(loaded.model, PackedStep(first, tokens, block_tables, cache))
+        ours = logits_of(loaded.model, PackedStep(second, tokens, block_tables, cache))
+        own = torch.stack([_own_logits(loaded, tokens[1, : _LENGTHS[1]]), _own_logits(loaded, tokens[0])])
+    difference = float(((ours - own).norm(dim=-1) / own.norm(dim=-1)).max())
+    if not difference <= TOLERANCE[loaded.dtype]:
+        raise ModelError(
+            f"model {loaded.name!r} ({type(loaded.model).__name__}): our forward differs from transformers' own by "
+            f"{difference:.2g} (at most {TOLERANCE[loaded.dtype]:g} is rounding), so its attention is not "
+            f"supported: {OTHER_ENGINE}"
+        )
+    return difference
+
+
+def _own_logits(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
+    loaded.model.set_attn_implementation("eager")
+    try:
+        logits: torch.Tensor = loaded.model(input_ids=tokens[None].long(), use_cache=False, logits_to_keep=1).logits
+        return logits[0, -1]
+    finally:
+        loaded.model.set_attn_implementation(IMPLEMENTATION)
