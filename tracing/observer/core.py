@@ -49,7 +49,7 @@ class Observer:
             max_rows=settings.tracing.store_max_rows,
             max_traces=settings.tracing.store_max_traces,
             dropped=self.meters.traces_dropped,
-            late_stored=self._export,
+            late_stored=self._late_stored,
         )
         writes_access_log = settings.logging.level in ("debug", "info")
         self.access_log = AccessLog(settings.state_dir / "access.log") if writes_access_log else None
@@ -112,19 +112,15 @@ class Observer:
         if not row.kept:
             return
         ledger = row.ledger
-        self.store.put(AddSpans(ledger.trace_id, spans))
+        derived: list[Span] = []
         if self._exporter is not None:
             derived = derived_engine_spans(ledger, ledger.attempts[-1], row.host) if derive else []
             self._export([*gateway_spans(ledger, row.timeline), *spans, *derived])
+        self.store.put(AddSpans(ledger.trace_id, spans, stand_ins_left=bool(derived)))
 
-    def late(self, trace_id: str, spans: list[Span], *, kept: bool, derived: bool) -> None:
-        if not kept:
-            return
-        self.store.put(AddSpans(trace_id, spans))
-        if derived:
-            # Stand-ins with other ids have left for the backend already: sending these too would show all twice.
-            self.meters.traces_dropped("late_spans_not_exported", 1)
-        else:
+    def late(self, trace_id: str, spans: list[Span], *, kept: bool) -> None:
+        if kept:
+            self.store.put(AddSpans(trace_id, spans))
             self._export(spans)
 
     def overflowed(self, span: Span) -> None:
@@ -132,6 +128,13 @@ class Observer:
 
     def orphaned(self, trace_id: str, spans: list[Span]) -> None:
         self.store.put(AddLateSpans(trace_id, spans))
+
+    def _late_stored(self, spans: list[Span], stand_ins_left: bool) -> None:
+        """On the store's thread. Where stand-ins have left for the backend, the spans too would show all twice."""
+        if stand_ins_left:
+            self.meters.traces_dropped("late_spans_not_exported", 1)
+        else:
+            self._export(spans)
 
     def _export(self, spans: list[Span]) -> None:
         if self._exporter is not None:

@@ -37,8 +37,8 @@ class JoinSink(Protocol):
     def completed(self, row: Row, spans: list[Span], *, derive: bool) -> None:
         """A request and its engine spans; `derive`: no children came, they may be made from timings."""
 
-    def late(self, trace_id: str, spans: list[Span], *, kept: bool, derived: bool) -> None:
-        """Spans of a request that was complete already; `derived`: stand-ins were made for them."""
+    def late(self, trace_id: str, spans: list[Span], *, kept: bool) -> None:
+        """Spans of a request that was complete already."""
 
     def overflowed(self, span: Span) -> None:
         """A span was dropped: its trace has MAX_SPANS_PER_TRACE already."""
@@ -53,7 +53,6 @@ class _Open:
     __slots__ = (
         "attempts",
         "deadline_ns",
-        "derived",
         "done",
         "engine",
         "kept",
@@ -78,7 +77,6 @@ class _Open:
         """`llm_request` below the last attempt."""
         self.timed = row.ledger.timings is not None
         self.done = False
-        self.derived = False
 
     def has_children(self) -> bool:
         """Whether the engine's span came with spans of its inside."""
@@ -230,7 +228,7 @@ class Join:
             if request.has_children():
                 self._complete(request)
         for request, spans in late.values():
-            self._sink.late(request.trace_id, spans, kept=request.kept, derived=request.derived)
+            self._sink.late(request.trace_id, spans, kept=request.kept)
 
     def _time(self, request: _Open) -> None:
         """Reports the stages, once: with the engine span's durations when nothing came in band."""
@@ -253,8 +251,7 @@ class Join:
         request.done, request.row, request.spans = True, None, []
         if row is not None:
             # Below an engine span without children, deriving would need that span's own times: an adapter's work.
-            request.derived = not spans and row.ledger.timings is not None
-            self._sink.completed(row, spans, derive=request.derived)
+            self._sink.completed(row, spans, derive=not spans and row.ledger.timings is not None)
 
     def _forget(self, request: _Open) -> None:
         """The wait is over, or there is no room: whatever is known now is the truth."""

@@ -142,7 +142,7 @@ async def _intake(settings: Settings, observer: Observer) -> AsyncIterator[None]
 
 @contextlib.asynccontextmanager
 async def _background(settings: Settings, observer: Observer) -> AsyncIterator[None]:
-    """Health checks, the tick and the access log, as long as the block runs; the error of one of them ends the process."""
+    """Health checks, the tick and the access log, while the block runs; the error of one ends the process."""
 
     async def tick() -> None:
         while True:

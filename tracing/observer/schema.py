@@ -40,7 +40,11 @@ CREATE INDEX requests_by_time ON requests (started_ns);
 CREATE INDEX requests_by_slowness ON requests (slow_ms) WHERE slow_ms IS NOT NULL;
 CREATE INDEX requests_by_model ON requests (model, started_ns);
 CREATE INDEX requests_by_outcome ON requests (outcome, started_ns) WHERE outcome <> 'ok';
-CREATE TABLE traces (seq INTEGER PRIMARY KEY AUTOINCREMENT, trace_id TEXT NOT NULL UNIQUE);
+CREATE TABLE traces (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT,
+  trace_id TEXT NOT NULL UNIQUE,
+  stand_ins_left INTEGER NOT NULL
+);
 CREATE TABLE spans (id INTEGER PRIMARY KEY, trace_seq INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX spans_by_trace ON spans (trace_seq);
 """

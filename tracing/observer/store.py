@@ -26,6 +26,10 @@ MAX_BATCH = 2_000
 
 _INSERT = f"INSERT INTO requests ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608
 _UPDATE = f"UPDATE requests SET {', '.join(f'{name} = ?' for name in COLUMNS)} WHERE request_id = ?"  # noqa: S608
+_KEEP_TRACE = (
+    "INSERT INTO traces (trace_id, stand_ins_left) VALUES (?, ?) ON CONFLICT (trace_id) "
+    "DO UPDATE SET stand_ins_left = max(stand_ins_left, excluded.stand_ins_left)"
+)
 _ANY_ID = "request_id = ?1 OR client_request_id = ?1 OR trace_id = ?1"
 
 _encode_spans = msgspec.msgpack.Encoder().encode
@@ -51,6 +55,8 @@ class AddSpans(msgspec.Struct, frozen=True):
 
     trace_id: str
     spans: list[Span]
+    stand_ins_left: bool = False
+    """Spans derived in place of the engine's were exported."""
 
 
 class AddLateSpans(msgspec.Struct, frozen=True):
@@ -63,7 +69,8 @@ class AddLateSpans(msgspec.Struct, frozen=True):
 Job = AddRow | ReplaceRow | AddSpans | AddLateSpans
 Dropped = Callable[[str, int], None]
 """(reason, how many rows or traces)."""
-LateStored = Callable[[list[Span]], None]
+LateStored = Callable[[list[Span], bool], None]
+"""(spans, whether stand-ins for them were exported before); called on the store's thread."""
 
 
 class Store:
@@ -76,7 +83,7 @@ class Store:
         max_rows: int,
         max_traces: int,
         dropped: Dropped,
-        late_stored: LateStored = lambda spans: None,
+        late_stored: LateStored = lambda spans, stand_ins_left: None,
         max_queue: int = MAX_QUEUE,
     ) -> None:
         self._path = path
@@ -212,18 +219,19 @@ class Store:
         """One transaction with all the jobs, or, when the file refuses it, none of them."""
         if not jobs:
             return
-        late: list[AddLateSpans] = []
+        late: list[tuple[AddLateSpans, bool]] = []
         unknown = 0
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             for job in jobs:
-                if isinstance(job, AddLateSpans) and not self._is_kept(job.trace_id):
-                    unknown += 1
-                    continue
+                if isinstance(job, AddLateSpans):
+                    stand_ins_left = self._stand_ins_left(job.trace_id)
+                    if stand_ins_left is None:
+                        unknown += 1
+                        continue
+                    late.append((job, stand_ins_left))
                 for statement, values in _statements(job):
                     self._writer.execute(statement, values)
-                if isinstance(job, AddLateSpans):
-                    late.append(job)
             self._trim()
             self._writer.execute("COMMIT")
         except (sqlite3.Error, ValueError, OverflowError) as error:
@@ -231,12 +239,13 @@ class Store:
             return
         if unknown:
             self._dropped("unknown_trace", unknown)
-        for job in late:
-            self._late_stored(job.spans)
+        for added, stand_ins_left in late:
+            self._late_stored(added.spans, stand_ins_left)
 
-    def _is_kept(self, trace_id: str) -> bool:
-        found = self._writer.execute("SELECT 1 FROM traces WHERE trace_id = ?", (trace_id,)).fetchone()
-        return found is not None
+    def _stand_ins_left(self, trace_id: str) -> bool | None:
+        """Of a kept trace; None when the trace is not kept."""
+        found = self._writer.execute("SELECT stand_ins_left FROM traces WHERE trace_id = ?", (trace_id,)).fetchone()
+        return None if found is None else bool(found[0])
 
     def _trim(self) -> None:
         """The oldest leave: AUTOINCREMENT never reuses a number, so age is distance from the newest."""
@@ -264,9 +273,8 @@ def _statements(job: Job) -> list[tuple[str, tuple[object, ...]]]:
         return [(_INSERT, columns_of(job.row))]
     if isinstance(job, ReplaceRow):
         return [(_UPDATE, (*columns_of(job.row), job.row.ledger.request_id))]
-    found: list[tuple[str, tuple[object, ...]]] = [
-        ("INSERT OR IGNORE INTO traces (trace_id) VALUES (?)", (job.trace_id,))
-    ]
+    stand_ins_left = isinstance(job, AddSpans) and job.stand_ins_left
+    found: list[tuple[str, tuple[object, ...]]] = [(_KEEP_TRACE, (job.trace_id, stand_ins_left))]
     if job.spans:
         add = "INSERT INTO spans (trace_seq, body) SELECT seq, ? FROM traces WHERE trace_id = ?"
         found.append((add, (_encode_spans(job.spans), job.trace_id)))
