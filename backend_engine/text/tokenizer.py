@@ -1,0 +1,50 @@
+"""What the frontend asks of a tokenizer, and which one serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from backend_engine.text.detokenizer import Detokenizer
+from settings.schema import Settings
+
+Messages = Sequence[dict[str, str]]
+"""Chat messages: `role` and `content`, both text."""
+
+
+class TextError(Exception):
+    """The tokenizer can't be used; the message names the cause and the fix."""
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back. Safe to use from several threads at once."""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text; with `special`, what the model puts around one (a BOS token)."""
+
+    def encode_chat(self, messages: Messages, *, open_answer: bool = True) -> list[int]:
+        """Token ids of a conversation; with `open_answer`, up to where the assistant's answer begins.
+
+        Raises ApiError 400 where the model has no chat template or its template refuses the conversation.
+        """
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """One-shot decode; with `special`, special tokens are shown."""
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it."""
+
+    def detokenizer(self) -> Detokenizer:
+        """A new answer's text."""
+
+
+def load_tokenizer(settings: Settings) -> Tokenizer:
+    """The tokenizer that belongs to the configured model. Raises TextError. May take seconds."""
+    if settings.engine.device == "simulated":
+        from backend_engine.text.byte_tokenizer import ByteTokenizer
+
+        return ByteTokenizer()
+    from backend_engine.models import resolve_model
+    from backend_engine.text.model_tokenizer import ModelTokenizer
+
+    return ModelTokenizer.load(resolve_model(settings.engine.model))
