@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from backend_engine.core.loop import EngineCore
@@ -69,6 +70,8 @@ class Mailbox:
                 found.append(decode_to_core(self._inbox.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 break
+            except msgspec.DecodeError as error:
+                log.error("a message that is none of the frontend's was dropped: %s", error)
         return found
 
     def send(self, message: FromCore) -> None:
@@ -131,8 +134,8 @@ def _say_what_has_no_effect(settings: Settings) -> None:
 
 def _use_threads() -> None:
     """One core is left to the gateway where there are two; OMP_NUM_THREADS overrides."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))  # read by torch when it is imported
 
 
 def _end_with_parent(parent: int) -> None:
@@ -141,7 +144,7 @@ def _end_with_parent(parent: int) -> None:
     def watch() -> None:
         try:
             handle = os.pidfd_open(parent)
-        except OSError:
+        except (AttributeError, OSError):  # no Linux, or one older than 5.3
             while os.getppid() == parent:
                 time.sleep(1)
         else:

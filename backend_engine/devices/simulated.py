@@ -9,6 +9,7 @@ in the device's own time line. While it is "busy" the device uses no CPU. It is 
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -44,7 +45,8 @@ def mix(number: int) -> int:
 
 def sleeper(clock: Clock) -> Callable[[int], None]:
     """A function that sleeps until an instant of `clock`, with the kernel's timer slack at its least on this thread."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
     def sleep_until(instant_ns: int) -> None:
         while (left_ns := instant_ns - clock.mono_ns()) > 0:

@@ -6,14 +6,15 @@ A file lock lets one process convert while others wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from platformdirs import user_cache_dir
@@ -44,13 +45,14 @@ def convert_once(name: str, gguf: Path) -> Path:
             shutil.rmtree(part, ignore_errors=True)  # of a conversion that was cut short: the lock is ours
             began = time.monotonic()
             print(f"tokenline: converting {gguf.name} to {folder} (once; about half a minute)", file=sys.stderr)
-            _convert(name, gguf, part)
+            with contextlib.redirect_stderr(io.StringIO()):  # three progress bars that a log file makes unreadable
+                _convert(name, gguf, part)
             part.rename(folder)
             print(f"tokenline: converted in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return folder
 
 
-@contextmanager
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """An advisory lock that ends with its holder, however that ends."""
     with path.open("w") as opened:
@@ -62,9 +64,7 @@ def _convert(name: str, gguf: Path, part: Path) -> None:
     _check_magic(name, gguf)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
     try:
         where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name, "local_files_only": True}
         tokenizer = AutoTokenizer.from_pretrained(**where)
@@ -77,8 +77,6 @@ def _convert(name: str, gguf: Path, part: Path) -> None:
             "cut short (download it again), or hold an architecture or quantisation that transformers does not read: "
             f"{OTHER_ENGINE}"
         ) from error
-    finally:
-        transformers_logging.enable_progress_bar()
     # the weights are plain now; a quantisation left in the config would be looked for at the next load
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

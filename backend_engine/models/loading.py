@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from backend_engine.models.attention import IMPLEMENTATION, register_hook
 from backend_engine.models.errors import ModelError
@@ -44,6 +45,7 @@ def load_model(engine: EngineSettings, device: torch.device) -> LoadedModel:
     length = max_model_len(name, config, engine.max_model_len)
     dtype = _dtype(engine.dtype, config, device)
     register_hook()
+    transformers_logging.disable_progress_bar()  # this process logs to a file or a supervisor
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -25,8 +25,8 @@ def read_config(name: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
         raise ModelError(
-            f"model {name!r}: transformers does not know its architecture ({error}); upgrade transformers, "
-            f"or {OTHER_ENGINE}"
+            f"model {name!r}: transformers does not know its architecture ({str(error).splitlines()[0]}); "
+            f"upgrade transformers, or {OTHER_ENGINE}"
         ) from error
     _check_kind(name, config)
     _check_layers(name, config)

@@ -58,7 +58,7 @@ def _check_safetensors(name: str, file: Path) -> None:
             header = json.loads(opened.read(header_bytes))
         ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
         needed = 8 + header_bytes + max(ends, default=0)
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"model {name!r}: {file} is no safetensors file ({error}); download it again") from None
     if size < needed:
         raise ModelError(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_support import TINY_MODELS, VOCAB, Driver, prompts, settings_of, write_tiny_model
 
+from backend_engine.devices import torch_device
 from backend_engine.devices.opening import open_device
 from tracing.clock import SystemClock
 
@@ -114,6 +115,39 @@ def test_seeded_output_is_the_same_alone_and_in_any_company(tmp_path: Path) -> N
     other_seed.submit("it", prompt, 24, **{**how, "seed": 43})
     other_seed.run()
     assert other_seed.tokens("it") != alone.tokens("it")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "engine_out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "engine_out_of_memory"),
+        (RuntimeError("shapes differ"), "engine_error"),
+    ],
+    ids=str,
+)
+def test_out_of_memory_is_told_apart_and_the_engine_goes_on(
+    error: Exception, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path, LLAMA)
+    driver = driver_of(tmp_path)
+
+    def fail(*_: Any) -> torch.Tensor:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_device, "logits_of", fail)
+        driver.submit("a", [5, 6], 4)
+        driver.run()
+    finished = driver.finished("a")
+    assert (finished.reason, finished.error_code) == ("error", code)
+    if code == "engine_out_of_memory":
+        assert "1 sequences and 2 tokens" in (finished.error or "")
+        assert "scheduler.max_num_batched_tokens" in (finished.error or "")
+    driver.submit("b", [5, 6], 4)
+    driver.run()
+    assert driver.finished("b").reason == "length"
+    driver.assert_all_free()
 
 
 def test_a_request_that_fails_does_not_fail_its_batch(tmp_path: Path) -> None:
