@@ -52,7 +52,7 @@ def _cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest
     """Rules out (-inf) what lies below the top_k largest logits, and then what lies below the smallest set of largest
     probabilities that sums to top_p. The largest always stays, and so does what equals the smallest that stays.
 
-    Only the `largest` logits are put in order; the few rows whose set is larger are done again with all of them.
+    Only the `largest` logits are put in order; the few rows whose set is larger are done again with more of them.
     """
     vocab = logits.shape[1]
     largest = min(vocab, max(largest, int(top_k.max())))
@@ -72,7 +72,7 @@ def _cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest
     if largest < vocab:
         again = (is_in.all(-1) & ~has_k[:, 0] & ~is_uncut[:, 0]).nonzero()[:, 0]
         if len(again):
-            cut[again] = _cut(logits[again], top_k[again], top_p[again], vocab)
+            cut[again] = _cut(logits[again], top_k[again], top_p[again], 8 * largest)
     return cut
 
 
