@@ -37,6 +37,8 @@ class Observer:
         self._exporter = exporter
         self._keep = KeepRule(settings.slo, settings.tracing.sample_ratio)
         self.meters = Meters(registry, trace_is_kept=self._keep.keeps_for_sure)
+        if exporter is not None:
+            exporter.count_failures(lambda traces: self.meters.traces_dropped("export_failed", traces))
         self.workers = Workers(
             clock,
             self.meters.gauges["tokenline_inflight_requests"],

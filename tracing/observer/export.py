@@ -11,14 +11,15 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, TraceFlags, TraceState
 from opentelemetry.trace import SpanKind as OtelKind
@@ -32,6 +33,7 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 MAX_QUEUE_SPANS = 20_000
 MAX_RESOURCES = 256
 SCHEDULE_DELAY_MS = 500
+CLOSE_SECONDS = 5
 
 _KINDS = {
     SpanKind.INTERNAL: OtelKind.INTERNAL,
@@ -49,17 +51,30 @@ class ExportError(RuntimeError):
     """Export is configured in a way that cannot work; the message names the variable and the fix."""
 
 
+class _CountingExporter(OTLPSpanExporter):
+    """Tells how many traces a batch held that could not be sent, after the SDK's own retries."""
+
+    failed: Callable[[int], None] = staticmethod(lambda traces: None)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            self.failed(len({span.context.trace_id for span in spans if span.context}))
+        return result
+
+
 class Exporter:
     """Hands spans to the SDK. `export` may be called from any thread and never waits."""
 
     def __init__(self, endpoint: str) -> None:
+        self._sender = _CountingExporter(endpoint=endpoint)
         self._processor = BatchSpanProcessor(
-            OTLPSpanExporter(endpoint=endpoint),
+            self._sender,
             max_queue_size=MAX_QUEUE_SPANS,
             schedule_delay_millis=SCHEDULE_DELAY_MS,
         )
         self._resources: dict[bytes, Resource] = {}
-        self.provider = TracerProvider(resource=_resource(GATEWAY_RESOURCE))
+        self.provider = TracerProvider(resource=Resource(GATEWAY_RESOURCE), shutdown_on_exit=False)
         """For spans of the ops application itself; they leave through the same queue."""
         self.provider.add_span_processor(self._processor)
 
@@ -68,9 +83,17 @@ class Exporter:
         for span in spans:
             self._processor.on_end(readable(span, self._shared_resource(span.resource)))
 
+    def count_failures(self, failed: Callable[[int], None]) -> None:
+        """`failed` is told, on the sender's thread, of traces that the backend did not take."""
+        self._sender.failed = failed
+
     def close(self) -> None:
-        """Sends what is queued, for as long as the SDK's own timeout allows."""
-        self.provider.shutdown()
+        """Sends what is queued, for at most CLOSE_SECONDS: a backend that is away does not keep the process."""
+        closing = threading.Thread(target=self.provider.shutdown, name="close-export", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+        if closing.is_alive():
+            log.warning("spans that the backend did not take within %d s are lost", CLOSE_SECONDS)
 
     def _shared_resource(self, attributes: Attributes) -> Resource:
         """One Resource object per distinct resource, so that the SDK groups by it cheaply."""
@@ -79,7 +102,7 @@ class Exporter:
         if found is None:
             if len(self._resources) >= MAX_RESOURCES:
                 self._resources.clear()
-            found = self._resources[key] = _resource(attributes)
+            found = self._resources[key] = Resource(attributes)
         return found
 
 
@@ -135,10 +158,6 @@ def _addresses(host: str) -> set[str]:
         return {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
     except OSError:
         return set()
-
-
-def _resource(attributes: Attributes) -> Resource:
-    return Resource(attributes)
 
 
 def readable(span: Span, resource: Resource) -> ReadableSpan:

@@ -45,7 +45,10 @@ def probes_of(settings: Settings) -> list[Probe]:
 
 
 async def watch(probes: Sequence[Probe], report: Report, environment: Mapping[str, str] = os.environ) -> None:
-    """Asks every upstream every INTERVAL_SECONDS, each on its own: a frozen one delays no other. Never returns."""
+    """Asks every upstream every INTERVAL_SECONDS, each on its own: a frozen one delays no other. Never returns.
+
+    Proxies of the environment are not used, since the relay does not use them either.
+    """
     async with asyncio.TaskGroup() as group:
         for probe in probes:
             group.create_task(_watch_one(probe, report, environment), name=f"health of {probe.upstream}")
@@ -55,7 +58,9 @@ async def _watch_one(probe: Probe, report: Report, environment: Mapping[str, str
     transport = httpx.AsyncHTTPTransport(uds=probe.unix_socket) if probe.unix_socket else None
     key = environment.get(probe.api_key_env) if probe.api_key_env else None
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(transport=transport, headers=headers, timeout=TIMEOUT_SECONDS) as client:
+    async with httpx.AsyncClient(
+        transport=transport, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False
+    ) as client:
         while True:
             report(probe.upstream, await is_up(client, probe.url))
             await asyncio.sleep(INTERVAL_SECONDS)

@@ -56,7 +56,7 @@ class MetricsPage:
         try:
             async with (
                 asyncio.timeout(ENGINE_TIMEOUT_SECONDS),
-                httpx.AsyncClient(transport=transport) as client,
+                httpx.AsyncClient(transport=transport, trust_env=False) as client,
                 client.stream("GET", "http://engine/metrics", headers={"accept": accept}) as response,
             ):
                 if response.status_code != 200:

@@ -1,0 +1,48 @@
+"""Health checks of upstreams: who is asked, how, and what counts as up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from settings.schema import Settings
+from tracing.observer.health import Probe, is_up, probes_of
+
+
+def settings(**sections: Any) -> Settings:
+    return Settings.model_validate({"state_dir": Path("/state"), **sections})
+
+
+def test_the_engine_is_asked_over_its_socket_and_others_for_their_models() -> None:
+    upstreams = [
+        {"name": "hosted", "url": "https://api.example.com/v1/", "api_key_env": "HOSTED_KEY"},
+        {"name": "near", "unix_socket": "/run/near.sock"},
+    ]
+    assert probes_of(settings(upstreams=upstreams)) == [
+        Probe("engine", "http://engine/health", "/state/run/engine.sock"),
+        Probe("hosted", "https://api.example.com/v1/models", None, "HOSTED_KEY"),
+        Probe("near", "http://upstream/v1/models", "/run/near.sock"),
+    ]
+
+
+def test_without_an_engine_only_the_others_are_asked() -> None:
+    assert probes_of(settings(engine={"backend": "none"})) == []
+
+
+@pytest.mark.parametrize(("status", "up"), [(200, True), (401, True), (404, True), (500, False), (503, False)])
+async def test_any_answer_below_500_is_up(status: int, up: bool) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status))
+    async with httpx.AsyncClient(transport=transport) as client:
+        assert await is_up(client, "http://upstream/v1/models") is up
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), OSError("gone")])
+async def test_no_answer_is_down(error: Exception) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(fail)) as client:
+        assert await is_up(client, "http://upstream/v1/models") is False
