@@ -84,6 +84,8 @@ class CoreProcess:
         before it is done, and has nothing to put in order."""
         patience = 0.0 if is_loading else SHUTDOWN_SECONDS
         for seconds, then in ((patience, self._process.terminate), (TERMINATE_SECONDS, self._process.kill)):
+            if self._process.returncode is not None:
+                return
             try:
                 await asyncio.wait_for(self._process.wait(), seconds)
             except TimeoutError:

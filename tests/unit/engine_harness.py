@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backend_engine.access import OneKey
@@ -201,6 +202,7 @@ class Harness:
         is_loaded: bool = True,
         key: str | None = None,
         tokenizer: Tokenizer | None = None,
+        exporter: SpanExporter | None = None,
         **sections: Any,
     ) -> None:
         self.clock = FakeClock()
@@ -208,7 +210,7 @@ class Harness:
         self.settings = Settings(state_dir=state_dir, **sections)
         self.core = PlayedCore(self.clock)
         self.exporter = InMemorySpanExporter()
-        self.span_writer = SpanWriter(self.exporter, HOST, self.settings.engine_model_name)
+        self.span_writer = SpanWriter(exporter or self.exporter, HOST, self.settings.engine_model_name)
         metrics = EngineMetrics(self.settings, self.clock)
         self.frontend = Frontend(self.settings, self.core, self.clock, metrics, self.span_writer)
         self.core.frontend = self.frontend

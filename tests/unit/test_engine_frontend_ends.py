@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from backend_engine.core.messages import Gauges, Step
 from backend_engine.metrics import BusyShare
-from backend_engine.spans import OncePerMinute
+from backend_engine.spans import OncePerMinute, otlp_exporter
 from settings.schema import LoggingSettings
 from tracing.clock import FakeClock
 
@@ -217,6 +219,35 @@ def test_a_receiver_that_is_away_is_logged_once_a_minute() -> None:
     quiet = OncePerMinute(lambda: next(times))
     record = logging.LogRecord("x", logging.ERROR, "", 0, "away", None, None)
     assert [quiet.filter(record) for _ in range(6)] == [True, False, False, True, False, True]
+
+
+async def test_the_exporter_heeds_only_its_own_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTEL_EXPORTER_OTLP_* are for the observer's backend; its credentials must not reach anybody else."""
+    seen: list[tuple[str, dict[str, str]]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret,x-team=blue")
+        harness = Harness(tmp_path, exporter=otlp_exporter(f"http://127.0.0.1:{server.server_port}/v1/traces"))
+        await done(harness.call(body=chat(max_tokens=-1), headers=HEADERS))
+        await asyncio.to_thread(harness.span_writer.flush)
+        server.shutdown()
+    ((path, headers),) = seen
+    assert path == "/v1/traces"
+    assert headers["content-type"] == "application/x-protobuf"
+    assert not {"authorization", "x-team"} & set(headers)
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
