@@ -244,4 +244,5 @@ def _first_token(ledger: Ledger) -> FirstToken:
         upstream=ledger.upstream,
         surface=ledger.surface,
         ttft_ns=ledger.first_token_written - ledger.ingress,
+        trace_id=ledger.trace_id,
     )

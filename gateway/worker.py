@@ -32,6 +32,7 @@ class Worker:
 
     def __init__(self, settings: Settings, worker: int, clock: Clock) -> None:
         self._number = worker
+        self.clock = clock
         self._inflight: dict[str, int] = {}
         self._client = UpstreamClient(clock)
         self._reporter = Reporter(settings.intake_socket, self._state)

@@ -16,6 +16,8 @@ from tracing.ledger import Attempt
 KEEPALIVE_SECONDS = 30
 READ_BUFFER_BYTES = 2**20
 """aiohttp stops reading from the upstream when this much has not been forwarded yet."""
+PIECE_BYTES = 2**16
+"""A larger body goes out in pieces, each waiting for room in the socket."""
 
 
 class UpstreamClient:
@@ -100,7 +102,11 @@ class _Sending(NamedTuple):
 
 
 class _StampedBody(payload.BytesPayload):
-    """A body that stamps `request_sent` when its last byte was handed to the transport."""
+    """A body that stamps `request_sent` as its last piece goes to the transport.
+
+    Before that write, not after it: the upstream may have read the request before this process runs again, and no
+    upstream may seem to have received what was not sent yet.
+    """
 
     def __init__(self, body: bytes, sending: _Sending, clock: Clock) -> None:
         super().__init__(body, content_type="application/json")
@@ -108,6 +114,10 @@ class _StampedBody(payload.BytesPayload):
         self._clock = clock
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        await super().write_with_length(writer, content_length)
+        body = self._value
+        last = max(0, (len(body) - 1) // PIECE_BYTES * PIECE_BYTES)
+        for start in range(0, last, PIECE_BYTES):
+            await writer.write(body[start : start + PIECE_BYTES])
         self._sending.attempt.request_sent = self._clock.mono_ns()
         self._sending.deadlines.enter(Phase.FIRST_BYTE)
+        await writer.write(body[last:] if last else body)

@@ -399,3 +399,19 @@ async def test_healthz_needs_no_key_and_leaves_no_ledger(tmp_path: Path) -> None
         r.upstream.script = whole(ANSWER)
         await r.chat()
         assert (await r.ledger()).surface == "chat"
+
+
+async def test_a_large_body_arrives_whole_and_is_sent_before_the_upstream_has_it(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        received = []
+
+        async def late(request: web.Request) -> web.StreamResponse:
+            received.append(r.worker.clock.mono_ns())
+            return web.json_response(ANSWER)
+
+        r.upstream.script = late
+        body = json.dumps({"model": "alias", "messages": [{"role": "user", "content": "x" * 5_000_000}]}).encode()
+        assert (await r.client.post("/v1/chat/completions", content=body)).status_code == 200
+        assert json.loads(r.upstream.bodies[0])["messages"] == json.loads(body)["messages"]
+        attempt = (await r.ledger()).attempts[0]
+        assert attempt.connected <= attempt.request_sent <= received[0]
