@@ -1,8 +1,78 @@
-"""The entry point of the `tokenline` command."""
+"""The entry point of the `tokenline` command: every verb visible at one glance."""
 
 from __future__ import annotations
 
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from cli import config, keys, slow, up, why
+from cli.errors import EXIT_CODES, CliError, Exit
+from settings.errors import SettingsError
+
+app = typer.Typer(
+    name="tokenline",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=f"""
+Begin with:
+
+\b
+  tokenline up                  a gateway with a key and a model behind it
+  tokenline why REQUEST_ID      where the time of one request went
+
+Every verb has --help with examples, and --json.
+
+{EXIT_CODES}
+""",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tokenline {version('tokenline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def tokenline(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One base_url for every LLM app, one timeline for every token."""
+
+
+up.register(app)
+app.add_typer(keys.app, name="keys")
+app.command(epilog=why.EPILOG)(why.why)
+app.command(epilog=slow.EPILOG)(slow.slow)
+app.add_typer(config.app, name="config")
+
 
 def main() -> None:
-    """Parses the command line and runs one verb."""
-    raise SystemExit("tokenline: no verb exists yet")
+    """Parses the command line and runs one verb; a fault is one line on standard error and an exit code."""
+    try:
+        app()
+    except CliError as error:
+        _fail(str(error), error.code)
+    except SettingsError as error:
+        _fail(str(error), Exit.USAGE)
+    except Exception as error:
+        if os.environ.get("TOKENLINE_TRACEBACK"):
+            raise
+        _fail(
+            f"{type(error).__name__}: {error}. This is a fault of tokenline; TOKENLINE_TRACEBACK=1 shows where",
+            Exit.FAILURE,
+        )
+
+
+def _fail(message: str, code: Exit) -> None:
+    sys.stderr.write(f"tokenline: {message}\n")
+    raise SystemExit(int(code))

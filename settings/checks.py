@@ -31,8 +31,8 @@ def check_consistent(settings: Settings) -> None:
 
 
 def check_startable(settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
-    """Raises SettingsError when these settings load but can't be run here."""
-    _check_advertised_port(settings)
+    """Raises SettingsError when the gateway's side loads but can't be run here."""
+    check_base_url_port(settings)
     _check_listeners(settings)
     for upstream in settings.upstreams:
         if upstream.api_key_env and not environ.get(upstream.api_key_env):
@@ -40,6 +40,21 @@ def check_startable(settings: Settings, environ: Mapping[str, str] = os.environ)
                 f"upstream {upstream.name} takes its key from the environment variable {upstream.api_key_env}, "
                 "which is not set"
             )
+
+
+def check_answerable(settings: Settings) -> None:
+    """Raises SettingsError when a gateway with these settings could answer nobody."""
+    if settings.engine.backend != "none" or settings.models:
+        return
+    if settings.upstreams:
+        raise SettingsError(
+            "[[upstreams]] are set, but no model leads to them; add a table [[models]] with "
+            f'name = "..." and targets = [{{ upstream = "{settings.upstreams[0].name}" }}]'
+        )
+    raise SettingsError(
+        "there is nothing to answer requests: no engine is started and no [[upstreams]] are set; name a server under "
+        "[[upstreams]] and its models under [[models]]"
+    )
 
 
 def check_engine_startable(settings: Settings) -> None:
@@ -87,8 +102,8 @@ def _check_base_url(settings: Settings) -> None:
         raise SettingsError(f"server.base_url = {url!r}: must end in /api, as in {right!r}")
 
 
-def _check_advertised_port(settings: Settings) -> None:
-    """A loopback base_url leads straight to the listener, so their ports must agree."""
+def check_base_url_port(settings: Settings) -> None:
+    """A loopback base_url leads straight to the listener, so their ports must agree. Raises SettingsError."""
     url = settings.server.base_url
     if url is None:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,19 @@ def load_settings(
     path: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     flags: Mapping[str, tuple[str, Any]] | None = None,
+    without: Collection[Path_] = (),
 ) -> Loaded:
-    """The effective settings. `flags`: dotted key -> (option, value). Raises SettingsError."""
+    """The effective settings. `flags`: dotted key -> (option, value); `without`: keys that the caller has no use for,
+    left at their defaults so that what they refer to need not exist. Raises SettingsError.
+    """
     file = _file_to_read(path, environ)
     from_file = read_file(file) if file else {}
     layer: Layer = {**from_file, **read_environment(environ), **read_flags(flags or {})}
-    layer = {key: expand(key, given, environ) if given is from_file.get(key) else given for key, given in layer.items()}
+    layer = {
+        key: expand(key, given, environ) if given is from_file.get(key) else given
+        for key, given in layer.items()
+        if key not in without
+    }
     notes = _notes(from_file, environ)
     if _only_upstreams(layer):
         reason = "[[upstreams]] are set and no [engine] key is"

@@ -103,7 +103,7 @@ def test_a_bad_variable_is_refused_by_name(environ, words):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SettingsError, match="none.toml: there is no such file"):
+    with pytest.raises(SettingsError, match=r"none\.toml: there is no such file"):
         load_settings(tmp_path / "none.toml", {})
 
 

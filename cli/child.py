@@ -1,0 +1,153 @@
+"""One process of Tokenline under the supervisor: `python -m cli.child ROLE PARENT_PID`.
+
+Standard input brings the settings in one line (so no secret is in an argument) and then stays open: its end means that
+the supervisor is gone, and this process ends with all that it started, kill -9 of the supervisor included. The pipe on
+standard output takes one line that says why this process could not go on; prints go to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+
+from settings.errors import SettingsError
+from settings.schema import Settings
+from settings.transfer import unpack_settings
+
+ROOMS = ("settings", "protocol", "tracing", "gateway", "backend_engine", "cli")
+CHATTY_LOGGERS = ("httpx", "uvicorn.error")
+"""A line for every health check, or for every start: no news to an operator."""
+_PR_SET_PDEATHSIG = 1
+_OWN_NAME = re.compile(r"^tokenline \w+: ")
+
+
+class Control:
+    """This process's end of the two pipes to the supervisor."""
+
+    def __init__(self, parent_pid: int) -> None:
+        _die_with(parent_pid)
+        self._from_parent = os.dup(0)
+        self._to_parent = os.dup(1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+
+    def receive(self) -> bytes:
+        """The line that the supervisor sent; from then on the pipe is watched for its end."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            piece = os.read(self._from_parent, 65536)
+            if not piece:
+                sys.exit("the supervisor ended before it sent the settings")
+            line += piece
+        threading.Thread(target=self._end_with_parent, name="supervisor-watch", daemon=True).start()
+        # The thread ends the whole group; the kernel's signal would end this process first and leave the others.
+        _set_parent_death_signal(0)
+        return bytes(line)
+
+    def tell_failure(self, message: str) -> None:
+        """Leaves the reason for the supervisor to read."""
+        with os.fdopen(os.dup(self._to_parent), "w") as out:
+            out.write(json.dumps({"failed": message}) + "\n")
+
+    def _end_with_parent(self) -> None:
+        while os.read(self._from_parent, 65536):
+            pass
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Covers the time until the pipe is watched: the kernel ends this process with its parent (Linux)."""
+    _set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the supervisor is gone")
+
+
+def _set_parent_death_signal(number: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _run_worker(settings: Settings) -> None:
+    from gateway.worker import run_worker
+
+    run_worker(settings, worker=0)
+
+
+def _run_observer(settings: Settings) -> None:
+    from gateway.admin import keys_router
+    from tracing.observer.process import run_observer
+
+    assert settings.server.admin_key is not None, "the supervisor sends the admin key"
+    key = settings.server.admin_key.get_secret_value()
+    run_observer(settings, admin_key_hash=hashlib.sha256(key.encode()).digest(), routers=(keys_router(settings),))
+
+
+def _run_engine(settings: Settings) -> None:
+    from backend_engine.server import run_engine
+
+    run_engine(settings, socket=settings.engine_socket)
+
+
+def _run_engine_alone(settings: Settings) -> None:
+    from backend_engine.server import run_engine
+
+    run_engine(settings, socket=None)
+
+
+ROLES: dict[str, Callable[[Settings], None]] = {
+    "worker": _run_worker,
+    "observer": _run_observer,
+    "engine": _run_engine,
+    "engine-alone": _run_engine_alone,
+}
+
+
+def run_role(role: Callable[[Settings], None], control: Control) -> int:
+    """Runs one role to its end. Gives the exit code; the reason of a failure went to the supervisor."""
+    try:
+        settings = unpack_settings(control.receive())
+        logging.basicConfig(
+            level=settings.logging.level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        for name in CHATTY_LOGGERS:
+            logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+        role(settings)
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as end:
+        reason = end.code if isinstance(end.code, str) else end.__context__
+        if end.code and reason:
+            control.tell_failure(_OWN_NAME.sub("", str(reason)))
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception as error:
+        ours = isinstance(error, SettingsError) or type(error).__module__.split(".")[0] in ROOMS
+        if not ours:
+            traceback.print_exc()
+        control.tell_failure(str(error) if ours else f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def main(argv: Sequence[str] = tuple(sys.argv)) -> int:
+    """ROLE and the supervisor's pid."""
+    _, role, parent_pid = argv
+    return run_role(ROLES[role], Control(int(parent_pid)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""One instance: which processes it has, starting them, waiting for them, ending them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cli.announce import Facts, announce, waiting
+from cli.bootstrap import tenant_key, with_admin_key
+from cli.errors import CliError
+from cli.exclusive import check_ports, owned_state_dir
+from cli.extras import check_engine_installed
+from cli.output import say, say_notes
+from cli.process import ChildProcess, child_command
+from cli.readiness import Probe, loopback_url
+from cli.signals import Asked, ending_signals
+from cli.supervise import Part, Supervisor
+from settings.checks import (
+    check_answerable,
+    check_base_url_port,
+    check_engine_startable,
+    check_startable,
+    listeners_of,
+)
+from settings.loader import Loaded
+from settings.paths import prepare_state_dir
+from settings.schema import Settings
+from settings.transfer import pack_settings
+
+TICK_SECONDS = 0.1
+GRACE_SECONDS = 5.0
+"""For a process to end in order, beyond what it is given to drain."""
+ENGINE_GRACE_SECONDS = 10.0
+"""The engine ends its core first."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the instance: its role for `cli.child`, and how it is known to be ready."""
+
+    name: str
+    role: str
+    ready: Probe
+    grace_seconds: float
+
+
+def run_up(loaded: Loaded, *, as_json: bool) -> None:
+    """Everything that the settings ask for, until asked to end."""
+    _run_gateway_side(loaded, as_json=as_json)
+
+
+def run_gateway(loaded: Loaded, *, as_json: bool) -> None:
+    """The gateway's side alone: the engine, if there is one, runs elsewhere and is an upstream like any other."""
+    settings = loaded.settings
+    alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"backend": "none"})})
+    _run_gateway_side(Loaded(alone, loaded.origins, loaded.notes, loaded.file), as_json=as_json)
+
+
+def run_engine_alone(loaded: Loaded, *, as_json: bool) -> None:
+    """The engine on the tenant listener's address; its only key is server.api_key, where that is set."""
+    settings = loaded.settings
+    check_base_url_port(settings)
+    check_engine_startable(settings)
+    check_engine_installed(settings)
+    prepare_state_dir(settings)
+    server = settings.server
+    engine = Process(
+        "engine",
+        "engine-alone",
+        Probe(loopback_url(server.host, server.port, "/health")),
+        server.drain_seconds + ENGINE_GRACE_SECONDS,
+    )
+    with owned_state_dir(settings, ["engine"]):
+        check_ports([("server.port", server.host, server.port)])
+        say_notes(loaded.notes)
+        facts = Facts(
+            base_url=settings.advertised_base_url,
+            key=server.api_key.get_secret_value() if server.api_key else None,
+            key_is_configured=server.api_key is not None,
+            model=settings.engine_model_name,
+        )
+        _run(settings, [engine], lambda: announce(facts, as_json=as_json))
+
+
+def _run_gateway_side(loaded: Loaded, *, as_json: bool) -> None:
+    settings = loaded.settings
+    check_answerable(settings)
+    check_startable(settings)
+    with_engine = settings.engine.backend == "tokenline"
+    if with_engine:
+        check_engine_startable(settings)
+        check_engine_installed(settings)
+    prepare_state_dir(settings)
+    with owned_state_dir(settings, ["gateway", *(["engine"] if with_engine else [])]):
+        check_ports(listeners_of(settings))
+        say_notes(loaded.notes)
+        key = tenant_key(settings)
+        settings = with_admin_key(settings)
+        for stale in (settings.intake_socket, *([settings.engine_socket] if with_engine else [])):
+            stale.unlink(missing_ok=True)
+        facts = Facts(
+            base_url=settings.advertised_base_url,
+            key=key,
+            key_is_configured=settings.server.api_key is not None,
+            model=settings.engine_model_name if with_engine else settings.models[0].name,
+            ops_url=loopback_url(settings.server.ops_host, settings.server.ops_port, ""),
+            otlp_url=settings.otlp_endpoint,
+        )
+        _run(settings, _processes(settings, with_engine=with_engine), lambda: announce(facts, as_json=as_json))
+
+
+def _processes(settings: Settings, *, with_engine: bool) -> list[Process]:
+    """In the order in which they are ended: the worker while all it needs is there, the observer when all is told."""
+    server = settings.server
+    worker = Process(
+        "gateway worker",
+        "worker",
+        Probe(loopback_url(server.host, server.port, "/healthz")),
+        server.drain_seconds + GRACE_SECONDS,
+    )
+    engine = Process("engine", "engine", Probe("http://engine/health", settings.engine_socket), ENGINE_GRACE_SECONDS)
+    observer = Process(
+        "observer", "observer", Probe(loopback_url(server.ops_host, server.ops_port, "/readyz")), GRACE_SECONDS
+    )
+    return [worker, engine, observer] if with_engine else [worker, observer]
+
+
+def _run(settings: Settings, processes: Sequence[Process], announce_ready: Callable[[], None]) -> None:
+    """Starts, waits until all are ready, keeps them running, ends them."""
+    line = pack_settings(settings)
+    parts = [Part(process.name, _starter(process.role, line), process.grace_seconds) for process in processes]
+    supervisor = Supervisor(parts, say=say)
+    with ending_signals() as asked:
+        try:
+            supervisor.start()
+            if _wait_until_ready(supervisor, processes, asked):
+                announce_ready()
+                while not asked.to_end:
+                    supervisor.tick()
+                    time.sleep(TICK_SECONDS)
+        finally:
+            if asked.to_end:
+                say("ending; once more ends it at once")
+            supervisor.stop(lambda: asked.to_hurry)
+
+
+def _starter(role: str, line: bytes) -> Callable[[], ChildProcess]:
+    return lambda: ChildProcess(child_command(role), line)
+
+
+def _wait_until_ready(supervisor: Supervisor, processes: Sequence[Process], asked: Asked) -> bool:
+    """True when all are ready, False when asked to end before that. Raises CliError when one can't start."""
+    pending = list(processes)
+    with waiting([process.name for process in pending]) as show:
+        while pending and not asked.to_end:
+            supervisor.tick()
+            failure = supervisor.start_failure
+            if failure is not None:
+                raise CliError(f"the {failure.name} could not start: {failure.reason}")
+            for process in list(pending):
+                if process.ready():
+                    process.ready.close()
+                    supervisor.mark_ready(process.name)
+                    pending.remove(process)
+            show([process.name for process in pending])
+            time.sleep(TICK_SECONDS)
+    return not asked.to_end
