@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from ledgers import numbered, timings
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
@@ -149,6 +150,10 @@ class ObserverProcess:
             self.kill()
 
 
+Start = Callable[..., ObserverProcess]
+"""Starts an observer with the options of ObserverProcess; the fixture ends it."""
+
+
 class WorkerLink:
     """A relay worker's end of the intake socket."""
 
@@ -176,6 +181,11 @@ class WorkerLink:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def here(number: int, **changes: Any) -> Ledger:
+    """A good stream of an engine on this host, now."""
+    return numbered(number, **{"timings": timings(host_identity()), "wall_ns": time.time_ns(), **changes})
 
 
 def closing(made: Ledger) -> list[Record]:
