@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import signal
 import socket as sockets
@@ -27,7 +26,7 @@ from backend_engine.listening import EngineError, listening
 from backend_engine.metrics import EngineMetrics
 from backend_engine.spans import SpanWriter, otlp_exporter
 from backend_engine.supervise import CoreProcess, core_folder, inbox_of, outbox_of
-from backend_engine.text.tokenizer import TextError, load_tokenizer
+from backend_engine.text.tokenizer import TextError, load_tokenizer, prepare_tokenizer
 from settings.errors import SettingsError
 from settings.paths import prepare_state_dir
 from settings.schema import Settings
@@ -178,8 +177,7 @@ class Engine:
 
     async def _load(self) -> None:
         """The tokenizer, once the core has the model: only then are its files sure to be there."""
-        if self._settings.engine.device != "simulated":
-            await asyncio.to_thread(importlib.import_module, "transformers")
+        await asyncio.to_thread(prepare_tokenizer, self._settings)
         try:
             ready = await self._frontend.core_ready()
         except RuntimeError as error:

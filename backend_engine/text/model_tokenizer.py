@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +44,15 @@ class ModelTokenizer:
                 f"The tokenizer in {folder} is a {type(tokenizer).__name__}, which has no fast form (tokenizer.json). "
                 "Convert it with transformers, or serve the model with vLLM as an upstream."
             )
-        return cls(tokenizer)
+        loaded = cls(tokenizer)
+        loaded.warm_up()
+        return loaded
+
+    def warm_up(self) -> None:
+        """Compiles the chat template now, so that the first request does not wait for it."""
+        if self._transformers.chat_template:
+            with contextlib.suppress(ApiError):
+                self.encode_chat([{"role": "user", "content": "x"}])
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)

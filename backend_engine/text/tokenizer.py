@@ -38,6 +38,12 @@ class Tokenizer(Protocol):
         """A new answer's text."""
 
 
+def prepare_tokenizer(settings: Settings) -> None:
+    """Imports what `load_tokenizer` will need: seconds of work that can be done while the core loads the model."""
+    if settings.engine.device != "simulated":
+        from transformers import AutoTokenizer  # noqa: F401
+
+
 def load_tokenizer(settings: Settings) -> Tokenizer:
     """The tokenizer that belongs to the configured model. Raises TextError. May take seconds."""
     if settings.engine.device == "simulated":
