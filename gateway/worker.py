@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,9 +14,8 @@ import uvicorn
 from gateway.admission import Admission
 from gateway.app import build_app
 from gateway.ingress import Ingress
-from gateway.keys.record import KeyRecord
-from gateway.keys.store import KeyStore
-from gateway.keys.verify import Find, KeyVerifier
+from gateway.keys.verify import KeyVerifier
+from gateway.keys.watch import StoredKeys, watch_store
 from gateway.relay import Relay
 from gateway.reporter import Reporter
 from gateway.upstreams.client import UpstreamClient
@@ -37,9 +35,11 @@ class Worker:
         self._client = UpstreamClient(clock)
         self._reporter = Reporter(settings.intake_socket, self._state)
         api_key = settings.server.api_key
+        self._keys = StoredKeys(settings.keys_path)
+        self._verifier = KeyVerifier(self._keys.find, clock, api_key.get_secret_value() if api_key else None)
         relay = Relay(
             settings.server,
-            KeyVerifier(_find_in(settings), clock, api_key.get_secret_value() if api_key else None),
+            self._verifier,
             router_from(settings),
             Admission(settings.server.max_concurrent_requests),
             self._client,
@@ -55,7 +55,10 @@ class Worker:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
-        reporting = asyncio.create_task(self._reporter.run())
+        tasks = [
+            asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(watch_store(self._keys, self._verifier, self.clock)),
+        ]
         # What start-up made stays; the collector need not look at it while requests are served.
         gc.collect()
         gc.freeze()
@@ -63,24 +66,9 @@ class Worker:
             yield
         finally:
             await self._client.close()
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
-
-
-def _find_in(settings: Settings) -> Find:
-    """Looks a key up; the store is opened at the first look-up, and again after it failed."""
-    store: KeyStore | None = None
-
-    def find(secret_digest: bytes) -> KeyRecord | None:
-        nonlocal store
-        try:
-            store = store or KeyStore(settings.keys_path)
-            return store.find(secret_digest)
-        except (sqlite3.Error, OSError):
-            store = None
-            raise
-
-    return find
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_worker(settings: Settings, *, worker: int = 0) -> None:

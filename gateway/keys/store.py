@@ -130,6 +130,30 @@ class KeyStore:
             db.execute("UPDATE keys SET revoked_ns = ? WHERE id = ?", (now, record.id))
         return msgspec.structs.replace(record, revoked_ns=now)
 
+    def watch(self) -> StoreWatch:
+        """Something that tells cheaply whether any key has changed."""
+        return StoreWatch(self._path)
+
+
+class StoreWatch:
+    """Answers whether the file was written to since it was last asked (SQLite's data_version). One thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, timeout=2, check_same_thread=False)
+        self._version = self._read()
+
+    def changed(self) -> bool:
+        """True once after each change. Raises sqlite3.Error."""
+        version, self._version = self._version, self._read()
+        return version != self._version
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._db.close()
+
+    def _read(self) -> int:
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
 
 def _record(row: tuple[object, ...]) -> KeyRecord:
     fields = dict(zip(_COLUMNS.split(", "), row, strict=True))

@@ -1,8 +1,9 @@
 """Verifying a key on every request without asking the store on every request.
 
-A verified key is served from memory; after REFRESH_NS it is looked up again beside the request, after STALE_NS before
-it. So a revoked key stops in at most STALE_NS. While the store is down, keys verified before are served for OUTAGE_NS
-and unknown ones get 503, never 401.
+A verified key is served from memory. Whoever watches the store says every second or two that nothing has changed
+(`confirm`), and then no request waits for a look-up. Without that word a key is looked up again beside the request
+after REFRESH_NS and before it after STALE_NS, so a revoked key stops in at most STALE_NS. While the store is down, keys
+verified before are served for OUTAGE_NS and unknown ones get 503, never 401.
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ class KeyVerifier:
         self._known: OrderedDict[bytes, _Entry] = OrderedDict()
         self._unknown: OrderedDict[bytes, _Entry] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[KeyRecord | None]] = {}
+        self._changed_ns = 0
+        self._confirmed_ns = 0
+
+    def confirm(self, since_ns: int) -> None:
+        """The store has not changed up to `since_ns`: what was verified after the last change is as good as new."""
+        self._confirmed_ns = since_ns
+
+    def invalidate(self) -> None:
+        """The store has changed: what was verified before now ages as if nobody watched."""
+        self._changed_ns = self._clock.mono_ns()
 
     async def verify(self, secret: str) -> KeyRecord:
         """The record of a key that works now. Raises ApiError 401 (unknown, revoked, expired) or 503 (store down)."""
@@ -56,8 +67,8 @@ class KeyVerifier:
         if self._bootstrap is not None and hmac.compare_digest(secret_digest, self._bootstrap):
             return self._bootstrap_record
         entry = self._known.get(secret_digest) or self._unknown.get(secret_digest)
-        age = self._clock.mono_ns() - entry.verified_ns if entry else None
-        if entry is None or age is None or age > STALE_NS:
+        age = self._age_ns(entry) if entry else 0
+        if entry is None or age > STALE_NS:
             record = await self._look_up(secret_digest, entry)
         else:
             record = entry.record
@@ -66,6 +77,12 @@ class KeyVerifier:
         if record is None:
             raise unknown_key(secret)
         return self._usable(record)
+
+    def _age_ns(self, entry: _Entry) -> int:
+        known = entry.verified_ns
+        if known > self._changed_ns:
+            known = max(known, self._confirmed_ns)
+        return self._clock.mono_ns() - known
 
     def _usable(self, record: KeyRecord) -> KeyRecord:
         if record.revoked_ns is not None:
@@ -99,6 +116,8 @@ class KeyVerifier:
             log.warning("the key store could not be asked: %s", error)
 
     async def _refresh(self, secret_digest: bytes) -> KeyRecord | None:
+        # As of before the look-up: a change that happens meanwhile must make this entry old.
+        asked_ns = self._clock.mono_ns()
         record = await asyncio.to_thread(self._find, secret_digest)
         if record is not None and not hmac.compare_digest(record.digest, secret_digest):
             record = None
@@ -106,7 +125,7 @@ class KeyVerifier:
             (self._known, self._unknown, MAX_CACHED) if record else (self._unknown, self._known, MAX_UNKNOWN)
         )
         other.pop(secret_digest, None)
-        kept[secret_digest] = _Entry(record, self._clock.mono_ns())
+        kept[secret_digest] = _Entry(record, asked_ns)
         kept.move_to_end(secret_digest)
         if len(kept) > limit:
             kept.popitem(last=False)

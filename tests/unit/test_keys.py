@@ -106,6 +106,17 @@ def key_record(secret: str, **fields: object) -> KeyRecord:
     return KeyRecord("key_1", "app", digest(secret), 0, **fields)
 
 
+async def refusal(verifier: KeyVerifier, secret: str) -> str | None:
+    """The code that a key is refused with; look-ups that began beside the request have ended."""
+    try:
+        await verifier.verify(secret)
+    except ApiError as error:
+        return error.code
+    finally:
+        await settle()
+    return None
+
+
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0.01)
@@ -170,3 +181,32 @@ async def test_an_expired_key_is_told_so_and_the_bootstrap_key_may_have_any_form
     with pytest.raises(ApiError) as caught:
         await verifier.verify("k")
     assert caught.value.code == "expired_key"
+
+
+async def test_a_watched_store_is_not_asked_again_and_a_change_still_stops_a_key_in_time(store: KeyStore) -> None:
+    clock = FakeClock()
+    asked: list[bytes] = []
+
+    def find(secret_digest: bytes) -> KeyRecord | None:
+        asked.append(secret_digest)
+        return store.find(secret_digest)
+
+    secret, _ = store.create("app")
+    verifier, watch = KeyVerifier(find, clock), store.watch()
+    await verifier.verify(secret)
+    for _ in range(60):
+        clock.advance_ms(1000)
+        assert not watch.changed()
+        verifier.confirm(clock.mono_ns())
+        await verifier.verify(secret)
+    assert len(asked) == 1
+    store.revoke("app")
+    for second in range(1, 6):
+        clock.advance_ms(1000)
+        if watch.changed():
+            verifier.invalidate()
+        verifier.confirm(clock.mono_ns())
+        if await refusal(verifier, secret) == "revoked_key":
+            break
+    assert second < 5
+    watch.close()
