@@ -56,11 +56,9 @@ lint: setup ## ruff, mypy, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup ## our own measurements
-	@set -e; for file in benchmarks/*.py; do \
-	  test -e "$$file" || { echo "benchmarks/ holds no measurement yet" >&2; exit 1; }; \
-	  echo "== $$file"; $(BIN)/python "$$file" $(ARGS); \
-	done
+bench: setup ## our own measurements (some minutes; ARGS=--quick for the short form)
+	$(BIN)/python -m benchmarks.gateway $(ARGS)
+	$(BIN)/python -m benchmarks.observer_throughput
 
 docs: setup ## make docs/configuration.md anew from the schema
 	$(BIN)/tokenline config schema --markdown > docs/configuration.md
