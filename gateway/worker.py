@@ -83,7 +83,7 @@ def run_worker(settings: Settings, *, worker: int = 0) -> None:
         lifespan="on",
         access_log=False,
         server_header=False,
-        log_level=settings.logging.level if settings.logging.level != "info" else "warning",
+        log_config=None,
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.server.drain_seconds)),
