@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.text import Text
 
 from cli.output import print_json, say
 
@@ -42,8 +43,8 @@ def waiting(names: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
     console = Console(stderr=True, markup=False, highlight=False)
     began = time.monotonic()
     if console.is_terminal:
-        with console.status(_waited_for(names, 0)) as status:
-            yield lambda pending: status.update(_waited_for(pending, time.monotonic() - began))
+        with console.status(_one_line(_waited_for(names, 0))) as status:
+            yield lambda pending: status.update(_one_line(_waited_for(pending, time.monotonic() - began)))
         return
     shown: tuple[str, ...] = tuple(names)
     shown_at = began
@@ -61,7 +62,12 @@ def waiting(names: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
 
 def _waited_for(names: Sequence[str], seconds: float) -> str:
     listed = ", ".join(f"{name} (loading the model)" if name == "engine" else name for name in names)
-    return f"starting: waiting for {listed}; {seconds:.0f} s"
+    return f"{seconds:.0f} s, waiting for {listed}"
+
+
+def _one_line(text: str) -> Text:
+    """A spinner whose line wrapped could not be drawn over."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def announce(facts: Facts, *, as_json: bool) -> None:
@@ -108,6 +114,7 @@ def curl_line(facts: Facts) -> str:
             "model": facts.model,
             "stream": True,
             "max_tokens": 64,
+            "temperature": 0,
             "messages": [{"role": "user", "content": "Say hello in one sentence."}],
         }
     )

@@ -40,12 +40,14 @@ def amount(ms: float, total_ms: float) -> str:
 
 
 def bar(start_ms: float, ms: float, total_ms: float, cells: int, *, blocks: bool = True) -> str:
-    """The bar of [start, start + ms) on a line of `cells` that stands for the total; nothing for no time."""
+    """The bar of [start, start + ms) on a line of `cells` that stands for the total; nothing for no time.
+
+    Its length is true to an eighth of a cell, its start to a cell.
+    """
     if ms <= 0 or total_ms <= 0:
         return ""
     start = min(max(0, int(start_ms / total_ms * cells)), cells - 1)
-    end_eighths = min(round((start_ms + ms) / total_ms * cells * 8), cells * 8)
-    full, rest = divmod(max(0, end_eighths - start * 8), 8)
+    full, rest = divmod(min(round(ms / total_ms * cells * 8), (cells - start) * 8), 8)
     if not blocks:
         return " " * start + "#" * max(1, full + (rest >= 4))
     return " " * start + ("█" * full + _EIGHTHS[rest] or _EIGHTHS[1])

@@ -103,7 +103,7 @@ def _after_first_token(record: Record, cells: int, blocks: bool) -> Iterator[Tex
     yield from waterfall(parts, rest_ms, cells=cells, blocks=blocks)
     for name, ms in after.items():
         if name not in AFTER_STAGES:
-            yield Text(f"  of it {name} {_ms(ms)}", style="dim")
+            yield Text(f"  meanwhile {name} {_ms(ms)}", style="dim")
 
 
 def _attempts(record: Record) -> Iterator[Text]:

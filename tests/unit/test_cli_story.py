@@ -61,12 +61,13 @@ def test_bars_follow_one_another_in_time_and_fill_the_line_together():
         (0, 100, "█" * 10),
         (50, 50, " " * 5 + "█" * 5),
         (0, 5, "▌"),
-        (99.9, 0.1, " " * 9 + "█"),
+        (99.9, 0.1, " " * 9 + "▏"),
         (20, 0.001, "  ▏"),
         (0, 0, ""),
         (50, -10, ""),
-        (-10, 20, "█"),
-        (100, 5, " " * 9 + "█"),
+        (-10, 20, "██"),
+        (100, 5, " " * 9 + "▌"),
+        (95, 50, " " * 9 + "█"),
     ],
 )
 def test_a_bar_stands_where_its_time_was(start, ms, drawn):
@@ -92,7 +93,7 @@ def test_a_page_without_colour_has_every_number():
     for words in (
         "unaccounted",
         "streaming",
-        "of it engine_decode 180.00 ms",
+        "meanwhile engine_decode 180.00 ms",
         "3 running, 2 waiting, KV 25.0 %, batch 4",
     ):
         assert words in text
