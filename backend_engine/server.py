@@ -52,8 +52,7 @@ def run_engine(settings: Settings, *, socket: Path | None = None) -> None:
     try:
         uvloop.run(serve(settings, socket))
     except (EngineError, SettingsError) as error:
-        print(f"tokenline engine: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(f"tokenline engine: {error}") from None
 
 
 async def serve(settings: Settings, path: Path | None) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import SecretStr
 
 from settings.errors import SettingsError
-from settings.schema import Settings, UpstreamSettings
+from settings.schema import ENGINE_UPSTREAM, Settings, UpstreamSettings
 
 
 def check_consistent(settings: Settings) -> None:
@@ -162,6 +162,13 @@ def _check_upstream(where: str, upstream: UpstreamSettings) -> None:
 
 def _check_targets(settings: Settings) -> None:
     known = [upstream.name for upstream in settings.upstreams]
+    if settings.engine.backend != "none":
+        if ENGINE_UPSTREAM in known:
+            raise SettingsError(
+                f"upstreams: the name {ENGINE_UPSTREAM!r} is the co-located engine's; take another, or set "
+                'engine.backend = "none"'
+            )
+        known.append(ENGINE_UPSTREAM)
     for route in settings.models:
         for target in route.targets:
             if target.upstream not in known:

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 DEMO_MODEL = "smollm2"
 SIMULATED_MODEL = "simulated"
+ENGINE_UPSTREAM = "engine"
+"""Name of the co-located engine among the upstreams."""
 
 
 class Section(BaseModel):
@@ -128,7 +130,7 @@ class UpstreamSettings(Section):
 class TargetSettings(Section):
     """One place where a public model can be answered."""
 
-    upstream: str = Field(description="Name of an [[upstreams]] entry.")
+    upstream: str = Field(description="Name of an [[upstreams]] entry, or engine for the co-located one.")
     model: str | None = Field(None, description="The upstream's own name of the model. Default: the public one.")
 
 

@@ -10,8 +10,7 @@ import msgspec
 
 from protocol.errors import ApiError
 from settings import Settings
-
-ENGINE_UPSTREAM = "engine"
+from settings.schema import ENGINE_UPSTREAM
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -86,6 +85,9 @@ def router_from(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
             api_key=environ[entry.api_key_env] if entry.api_key_env else None,
         )
     for model in settings.models:
-        targets = tuple(Target(upstreams[target.upstream], target.model or model.name) for target in model.targets)
-        routes.append(Route(model.name, targets))
+        targets = []
+        for target in model.targets:
+            own_name = settings.engine_model_name if target.upstream == ENGINE_UPSTREAM else model.name
+            targets.append(Target(upstreams[target.upstream], target.model or own_name))
+        routes.append(Route(model.name, tuple(targets)))
     return Router(tuple(routes))

@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx
 import msgspec
 
-from settings.schema import Settings
+from settings.schema import ENGINE_UPSTREAM, Settings
 
 INTERVAL_SECONDS = 5.0
 TIMEOUT_SECONDS = 3.0
-ENGINE = "engine"
-"""Name of the co-located engine as an upstream."""
 
 Report = Callable[[str, bool], None]
 
@@ -35,7 +33,7 @@ def probes_of(settings: Settings) -> list[Probe]:
     """A probe for the co-located engine and for each configured upstream."""
     probes = []
     if settings.engine.backend == "tokenline":
-        probes.append(Probe(ENGINE, "http://engine/health", str(settings.engine_socket)))
+        probes.append(Probe(ENGINE_UPSTREAM, "http://engine/health", str(settings.engine_socket)))
     for upstream in settings.upstreams:
         if upstream.unix_socket:
             probes.append(Probe(upstream.name, "http://upstream/v1/models", upstream.unix_socket, upstream.api_key_env))
