@@ -36,6 +36,16 @@ class ServerSettings(Section):
     max_concurrent_requests: int = Field(
         1024, ge=1, description="Requests in flight in this gateway; one more is refused with 429 queue_full."
     )
+    queue_size: int = Field(
+        0, ge=0, description="Requests that may wait for a place in flight; 0: over the limit is refused at once."
+    )
+    queue_timeout_ms: float = Field(1000, gt=0, description="How long one may wait there.")
+    trusted_proxies: tuple[str, ...] = Field(
+        (), description="Addresses or networks whose X-Request-Start header is believed."
+    )
+    otlp_token: SecretStr | None = Field(
+        None, description="Bearer token that the OTLP receiver asks for; needed when otlp_host is not loopback."
+    )
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body that is read.")
     request_timeout_seconds: float = Field(600, gt=0, description="From ingress to the last byte.")
     connect_timeout_seconds: float = Field(5, gt=0, description="For a connection to an upstream.")
@@ -148,6 +158,9 @@ class TracingSettings(Section):
     store_max_rows: int = Field(200_000, ge=100, description="Ledger rows kept; the oldest leave first.")
     store_max_traces: int = Field(20_000, ge=10, description="Traces whose spans are kept.")
     sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of ordinary requests whose spans are kept.")
+    store_max_age_hours: float = Field(168, gt=0, description="Older rows and traces leave, whatever their number.")
+    keep_slowest: int = Field(10, ge=0, description="The slowest requests of each model in a window are kept too.")
+    keep_window_seconds: float = Field(60, gt=0, description="That window.")
     record_content: bool = Field(False, description="Keep prompt and answer text. Not built: true is refused.")
 
 

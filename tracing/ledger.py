@@ -48,6 +48,8 @@ class Attempt(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     """Short and bounded: connect, first_byte, idle, total, status, protocol, cancelled."""
     upstream_request_id: str | None = None
+    server_timing: str | None = None
+    """The upstream's `Server-Timing` header, as it came; at most 1024 characters."""
 
 
 class Usage(msgspec.Struct, omit_defaults=True):
@@ -107,6 +109,19 @@ class Ledger(msgspec.Struct, omit_defaults=True):
     """Last byte handed to the transport."""
     client_gone: int = 0
     """The client's connection was seen to be closed."""
+    first_reasoning: int = 0
+    """First non-empty reasoning delta."""
+
+    client_network_ns: int | None = None
+    """Ingress less `X-Request-Start`, on two clocks (trusted proxies only): shown, never summed."""
+    client_rtt_ns: int = 0
+    """Smoothed round trip of the client's connection by TCP_INFO at the end; 0: unknown (no TCP)."""
+    backpressure_ns: int = 0
+    """Time in which written bytes had not been taken by the client's connection."""
+    unsent_bytes: int = 0
+    """Still in the kernel's send queue (SIOCOUTQ) when the last byte was handed over."""
+    loop_lag_ns: int = 0
+    """Lateness of the worker's event loop, summed from ingress to the first token written (whole answers: the end)."""
 
     status: int = 0
     outcome: Outcome = Outcome.GATEWAY_ERROR
@@ -163,6 +178,12 @@ class WorkerState(msgspec.Struct, frozen=True, tag="worker"):
     ledgers_dropped: int
     """Closed records lost since this worker started, because the observer could not take them."""
     draining: bool = False
+    queue_depth: int = 0
+    """Requests that wait for admission."""
+    waiting: dict[str, int] = {}
+    """Model -> ingress (monotonic ns) of its oldest admitted or queued request without a first token."""
+    loop_lags: list[int] = []
+    """Lateness of the event loop's ticks since the last report, ns; at most 200."""
 
 
 Record = Admitted | FirstToken | Closed | WorkerState
