@@ -69,7 +69,7 @@ GATEWAY: tuple[Metric, ...] = (
     Metric(
         "tokenline_slo_requests_total",
         "counter",
-        "Requests that met an objective of [slo] (good) or did not (bad); a waiting request is bad once its time passed.",
+        "Requests that met an objective of [slo] (good) or not (bad); a waiting request is bad once its time passed.",
         ("model", "slo", "result"),
     ),
     Metric(
