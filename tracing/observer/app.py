@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from protocol.ids import parse_traceparent
+from tracing.observer.admin_key import is_key, offered_key
 from tracing.observer.core import Observer
+from tracing.observer.lookup import requests_with_id, slowest_requests
 from tracing.observer.scrape import MetricsPage
-from tracing.observer.view import request_view, slow_view, span_view, trace_of
-from tracing.observer.windows import window_ns
 
 MAX_SLOW = 1_000
+Pages = Callable[[Observer], APIRouter]
+"""Makes routes for people of an observer; they guard themselves."""
 
 
 def ops_app(
-    observer: Observer, metrics: MetricsPage, *, admin_key_hash: bytes, routers: Sequence[APIRouter] = ()
+    observer: Observer,
+    metrics: MetricsPage,
+    *,
+    admin_key_hash: bytes,
+    routers: Sequence[APIRouter] = (),
+    pages: Pages | None = None,
 ) -> FastAPI:
     """Every route of the ops listener. `admin_key_hash` is the key's SHA-256; `routers` go under /admin/v1."""
     app = FastAPI(title="Tokenline ops", docs_url=None, redoc_url=None, openapi_url=None)
@@ -35,6 +38,8 @@ def ops_app(
     for router in routers:
         admin.include_router(router)
     app.include_router(admin)
+    if pages is not None:
+        app.include_router(pages(observer))
     return app
 
 
@@ -66,23 +71,14 @@ def _request_routes(observer: Observer) -> APIRouter:
     @router.get("/requests/{any_id}")
     async def requests(any_id: str, spans: bool = False) -> dict[str, Any]:
         """Every request with this request id, client's own id, trace id or traceparent; newest first."""
-        parsed = parse_traceparent(any_id.strip())
-        rows = await run_in_threadpool(observer.store.find, parsed[0] if parsed else any_id.strip())
-        if not rows:
+        matches = await requests_with_id(observer, any_id, spans=spans)
+        if not matches:
             raise HTTPException(
                 404,
                 f"no request {any_id!r} is known here: it may still run, be older than the newest "
                 f"{observer.settings.tracing.store_max_rows} requests (tracing.store_max_rows), or have gone through "
                 "another gateway. Ids that are found: x-request-id, x-tokenline-request-id, a trace id, a traceparent",
             )
-        matches = []
-        for row in reversed(rows):
-            view = request_view(row, complete=not observer.join.waits_for(row.ledger))
-            if spans:
-                stored = await run_in_threadpool(observer.store.spans_of, row.ledger.trace_id)
-                waiting = observer.join.spans_of(row.ledger.trace_id)
-                view["spans"] = [span_view(span) for span in trace_of(row, [*stored, *waiting])]
-            matches.append(view)
         return {"matches": matches}
 
     @router.get("/slow")
@@ -91,21 +87,19 @@ def _request_routes(observer: Observer) -> APIRouter:
     ) -> dict[str, Any]:
         """The slowest requests that began in the window: by TTFT, or by E2E where there is none."""
         try:
-            since_ns = observer.clock.wall_ns() - window_ns(window)
+            found = await slowest_requests(observer, window, model, limit)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
-        rows = await run_in_threadpool(observer.store.slow, since_ns=since_ns, model=model, limit=limit)
-        return {"window": window, "model": model, "requests": [slow_view(row) for row in rows]}
+        return {"window": window, "model": model, "requests": found}
 
     return router
 
 
 def _admin_key(expected_hash: bytes) -> Any:
-    """A dependency that lets only the admin key in. Digests are compared, in constant time."""
+    """A dependency that lets only the admin key in."""
 
     def check(request: Request) -> None:
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        offered = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
+        offered = offered_key(request.headers)
         if not offered:
             raise HTTPException(
                 401,
@@ -113,7 +107,7 @@ def _admin_key(expected_hash: bytes) -> Any:
                 "`tokenline up` prints where it is kept",
                 {"WWW-Authenticate": "Bearer"},
             )
-        if not hmac.compare_digest(hashlib.sha256(offered.encode()).digest(), expected_hash):
+        if not is_key(offered, expected_hash):
             raise HTTPException(
                 401,
                 "this is not the admin key of this gateway (a tenant's key does not open the admin API)",

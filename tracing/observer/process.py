@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from settings.schema import Settings
 from tracing.clock import SystemClock
 from tracing.observer.access_log import AccessLog
-from tracing.observer.app import ops_app
+from tracing.observer.app import Pages, ops_app
 from tracing.observer.core import Observer
 from tracing.observer.export import Exporter, ExportError, exporter_from_environment
 from tracing.observer.health import probes_of, watch
@@ -41,19 +41,22 @@ class PortInUseError(RuntimeError):
     """A listener cannot be opened; the message names the port and its setting."""
 
 
-def run_observer(settings: Settings, *, admin_key_hash: bytes, routers: Sequence[APIRouter] = ()) -> None:
+def run_observer(
+    settings: Settings, *, admin_key_hash: bytes, routers: Sequence[APIRouter] = (), pages: Pages | None = None
+) -> None:
     """Runs until SIGTERM or SIGINT. Leaves by SystemExit with a message when it cannot start.
 
-    `admin_key_hash` is the SHA-256 of the admin key; `routers` are served under /admin/v1, behind that key.
+    `admin_key_hash` is the SHA-256 of the admin key; `routers` are served under /admin/v1, behind that key; `pages`
+    makes routes that guard themselves.
     """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, admin_key_hash, routers))
+            runner.run(_serve(settings, admin_key_hash, routers, pages))
     except (PortInUseError, SocketInUseError, StoreError, ExportError) as error:
         raise SystemExit(f"tokenline observer: {error}") from error
 
 
-async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[APIRouter]) -> None:
+async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[APIRouter], pages: Pages | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,6 +76,7 @@ async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[AP
             MetricsPage(registry, settings.engine_socket),
             admin_key_hash=admin_key_hash,
             routers=routers,
+            pages=pages,
         )
         if exporter is not None:
             _trace_ops(app, exporter)

@@ -169,6 +169,13 @@ class Store:
             found.setdefault(row.ledger.request_id, row)
         return sorted(found.values(), key=lambda row: -(row.slow_ms or 0))[:limit]
 
+    def latest(self, limit: int) -> list[Row]:
+        """The requests that ended last; newest beginning first."""
+        found = {row.ledger.request_id: row for row in self._queued_rows()}
+        for row in map(decode_row, self._select("SELECT body FROM requests ORDER BY id DESC LIMIT ?1", limit)):
+            found.setdefault(row.ledger.request_id, row)
+        return sorted(found.values(), key=lambda row: -row.ledger.wall_ns)[:limit]
+
     def spans_of(self, trace_id: str) -> list[Span]:
         """The engine spans that are kept of a trace, each once, by start."""
         found = {
