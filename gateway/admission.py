@@ -1,34 +1,66 @@
-"""Admission: how many requests may be in flight. One more is refused at once instead of queued without end."""
+"""Admission: how many requests may be in flight, and how many may wait for a place, in the order in which they came."""
 
 from __future__ import annotations
 
-from types import TracebackType
+import asyncio
+from collections import deque
 
 from protocol.errors import ApiError
+from settings.schema import ServerSettings
 
 
 class Admission:
-    """Counts the requests that are being answered: `with admission:` holds one place.
+    """`await enter()` takes a place, `leave()` gives it back: to who has waited longest, if anybody waits."""
 
-    Entering raises ApiError 429 queue_full when `limit` are held.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limits: ServerSettings) -> None:
+        self._limit = limits.max_concurrent_requests
+        self._queue_size = limits.queue_size
+        self._queue_seconds = limits.queue_timeout_ms / 1e3
+        self._queue: deque[asyncio.Future[None]] = deque()
         self.inflight = 0
 
-    def __enter__(self) -> None:
-        if self.inflight >= self._limit:
-            raise ApiError(
-                429,
-                "queue_full",
-                f"All {self._limit} places for requests in flight (server.max_concurrent_requests) are taken. "
-                "Try again shortly.",
-                retry_after=1,
-            )
-        self.inflight += 1
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.inflight -= 1
+    async def enter(self) -> None:
+        """Takes a place, perhaps after a wait. Raises ApiError 429 queue_full when there is none to be had in time."""
+        if self.inflight < self._limit:
+            self.inflight += 1
+            return
+        if len(self._queue) >= self._queue_size:
+            raise self._full("and the queue of {} (server.queue_size) is full" if self._queue_size else "")
+        place = asyncio.get_running_loop().create_future()
+        self._queue.append(place)
+        try:
+            async with asyncio.timeout(self._queue_seconds):
+                await asyncio.shield(place)
+        except TimeoutError:
+            if not place.done():
+                self._queue.remove(place)
+                raise self._full(f"and none became free within {self._queue_seconds * 1e3:g} ms") from None
+        except asyncio.CancelledError:
+            # Whoever leaves while waiting gives up the turn, or the place that was handed over in the same moment.
+            if place.done():
+                self.leave()
+            else:
+                self._queue.remove(place)
+            raise
+
+    def leave(self) -> None:
+        """Gives a place back."""
+        if self._queue:
+            self._queue.popleft().set_result(None)
+        else:
+            self.inflight -= 1
+
+    def _full(self, more: str) -> ApiError:
+        more = f" {more.format(self._queue_size)}" if more else ""
+        return ApiError(
+            429,
+            "queue_full",
+            f"All {self._limit} places for requests in flight (server.max_concurrent_requests) are taken{more}. "
+            "Try again shortly.",
+            retry_after=1,
+        )

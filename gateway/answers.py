@@ -49,7 +49,10 @@ async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientRes
     ledger, clock = exchange.ledger, exchange.clock
     relay = StreamRelay(ledger, wants_usage=call.request.wants_usage, keep_timings=call.keep_timings)
     while data := await _read(call, attempt, response):
-        out = relay.feed(data, clock.mono_ns())
+        now = clock.mono_ns()
+        if not ledger.first_token:
+            exchange.woke(now)
+        out = relay.feed(data, now)
         if relay.error is not None and not exchange.started:
             raise _error_event(relay.error, attempt.upstream)
         if not out:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
+from gateway.connection import CONNECTION, Connection
+from gateway.lag import LoopLag
 from protocol.errors import ApiError
 from protocol.ids import (
     accepted_client_id,
@@ -36,8 +38,10 @@ class ClientLeft(Exception):
 class Exchange:
     """Wraps an ASGI request. Everything that leaves goes through `send`, so that ids and marks are never missed."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Clock, worker: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Clock, worker: int, lag: LoopLag) -> None:
         self.clock = clock
+        self._lag = lag
+        self._connection: Connection | None = scope.get(CONNECTION)
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.started = False
@@ -66,6 +70,7 @@ class Exchange:
             pieces.append(piece)
             if not message.get("more_body", False):
                 self.ledger.request_bytes = size
+                self.woke(self.clock.mono_ns())
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @contextmanager
@@ -90,6 +95,10 @@ class Exchange:
         if not self.ledger.finish:
             self.ledger.client_gone = self.clock.mono_ns()
             task.cancel()
+
+    def woke(self, now_ns: int) -> None:
+        """The request's turn came at `now_ns`: notes how late the loop was with it."""
+        self.ledger.loop_lag_ns += self._lag.overdue_ns(now_ns)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Sends the status line and headers, ours added."""
@@ -120,9 +129,13 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.started = True
             ledger.status = message["status"]
+            if self._connection is not None:
+                self._connection.begin()
             message["headers"] = [*message.get("headers", ()), *self._own_headers()]
             await self._send(message)
             return
+        if self._connection is not None:
+            self._connection.before_write(ledger, self.clock.mono_ns())
         await self._send(message)
         ledger.response_bytes += len(message.get("body", b""))
         if not message.get("more_body", False):
@@ -143,6 +156,8 @@ class Exchange:
         ledger = self.ledger
         if not ledger.finish:
             ledger.finish = self.clock.mono_ns()
+        if self._connection is not None:
+            self._connection.end(ledger)
         return ledger
 
 

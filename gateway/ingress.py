@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from gateway.client_clock import TrustedProxies, request_start_ns
 from gateway.exchange import Exchange, Receive, Scope, Send
+from gateway.lag import LoopLag
 from gateway.reporter import Reporter
 from tracing.clock import Clock
+from tracing.ledger import Ledger
 
 EXCHANGE = "tokenline.exchange"
 """Key of the ASGI scope that holds the request's Exchange."""
@@ -18,8 +21,20 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Ingress:
     """Runs `app` inside a ledger."""
 
-    def __init__(self, app: App, reporter: Reporter, clock: Clock, worker: int) -> None:
+    def __init__(
+        self,
+        app: App,
+        reporter: Reporter,
+        clock: Clock,
+        worker: int,
+        lag: LoopLag,
+        proxies: TrustedProxies,
+        unanswered: dict[str, Ledger],
+    ) -> None:
         self._app = app
+        self._lag = lag
+        self._proxies = proxies
+        self._unanswered = unanswered
         self._reporter = reporter
         self._clock = clock
         self._worker = worker
@@ -28,9 +43,16 @@ class Ingress:
         if scope["type"] != "http" or scope["path"] in UNTRACED:
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, self._clock, self._worker)
+        exchange = Exchange(scope, receive, send, self._clock, self._worker, self._lag)
         scope[EXCHANGE] = exchange
+        ledger = exchange.ledger
+        start = exchange.headers.get(b"x-request-start")
+        if start is not None and self._proxies.trust(scope.get("client")):
+            started_ns = request_start_ns(start)
+            ledger.client_network_ns = ledger.wall_ns - started_ns if started_ns else None
+        self._unanswered[ledger.request_id] = ledger
         try:
             await self._app(scope, receive, exchange.send)
         finally:
+            del self._unanswered[ledger.request_id]
             self._reporter.closed(exchange.close())

@@ -22,7 +22,7 @@ from gateway.upstreams.router import Route, Router
 from protocol.errors import ApiError
 from protocol.ids import new_span_id
 from settings.schema import ServerSettings
-from tracing.ledger import Admitted, Attempt, Outcome
+from tracing.ledger import Admitted, Attempt, Ledger, Outcome
 
 MAX_STALE = 2
 """Pooled connections found dead before a request is failed."""
@@ -58,14 +58,20 @@ class Relay:
         ledger.body_read = clock.mono_ns()
         request, route = self._choose(exchange, key, body)
         ledger.routed = clock.mono_ns()
+        with exchange.watching():
+            await self._admit(ledger)
+            ledger.admitted = clock.mono_ns()
+            try:
+                await self._answer(exchange, surface, request, route, body)
+            finally:
+                self._admission.leave()
+
+    async def _admit(self, ledger: Ledger) -> None:
+        """Takes a place in flight; a refusal is the gateway's own, whatever its status says."""
         try:
-            with self._admission:
-                ledger.admitted = clock.mono_ns()
-                with exchange.watching():
-                    await self._answer(exchange, surface, request, route, body)
-        except ApiError as error:
-            if error.code == "queue_full":
-                ledger.outcome = Outcome.QUEUE_REJECTED
+            await self._admission.enter()
+        except ApiError:
+            ledger.outcome = Outcome.QUEUE_REJECTED
             raise
 
     async def authenticate(self, exchange: Exchange) -> KeyRecord:
@@ -164,6 +170,8 @@ class Relay:
                 raise StaleConnection(told) from error
             raise told from error
         attempt.upstream_headers = call.exchange.clock.mono_ns()
+        call.exchange.woke(attempt.upstream_headers)
+        attempt.server_timing = response.headers.get("server-timing", "")[:1024] or None
         attempt.status = response.status
         attempt.upstream_request_id = response.headers.get("x-request-id", "")[:128] or None
         return response

@@ -13,16 +13,19 @@ import uvicorn
 
 from gateway.admission import Admission
 from gateway.app import build_app
+from gateway.client_clock import TrustedProxies
+from gateway.connection import Protocol
 from gateway.ingress import Ingress
 from gateway.keys.verify import KeyVerifier
 from gateway.keys.watch import StoredKeys, watch_store
+from gateway.lag import LoopLag
 from gateway.relay import Relay
 from gateway.reporter import Reporter
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.router import router_from
 from settings import Settings
 from tracing.clock import Clock, SystemClock, host_identity
-from tracing.ledger import WorkerState
+from tracing.ledger import Ledger, WorkerState
 
 
 class Worker:
@@ -35,23 +38,44 @@ class Worker:
         self._client = UpstreamClient(clock)
         self._reporter = Reporter(settings.intake_socket, self._state)
         api_key = settings.server.api_key
+        self._lag = LoopLag(clock)
+        self._admission = Admission(settings.server)
+        self._unanswered: dict[str, Ledger] = {}
         self._keys = StoredKeys(settings.keys_path)
         self._verifier = KeyVerifier(self._keys.find, clock, api_key.get_secret_value() if api_key else None)
         relay = Relay(
             settings.server,
             self._verifier,
             router_from(settings),
-            Admission(settings.server.max_concurrent_requests),
+            self._admission,
             self._client,
             self._reporter,
             self._inflight,
         )
         application = build_app(relay, settings.advertised_base_url)
         application.router.lifespan_context = self._lifespan
-        self.app = Ingress(application, self._reporter, clock, worker)
+        proxies = TrustedProxies(settings.server.trusted_proxies)
+        self.app = Ingress(application, self._reporter, clock, worker, self._lag, proxies, self._unanswered)
 
     def _state(self, dropped: int) -> WorkerState:
-        return WorkerState(self._number, os.getpid(), host_identity(), dict(self._inflight), dropped)
+        return WorkerState(
+            worker=self._number,
+            pid=os.getpid(),
+            host=host_identity(),
+            inflight=dict(self._inflight),
+            ledgers_dropped=dropped,
+            queue_depth=self._admission.waiting,
+            waiting=self._oldest_waiting(),
+            loop_lags=self._lag.drain(),
+        )
+
+    def _oldest_waiting(self) -> dict[str, int]:
+        """Model -> ingress of its oldest request that has routed and has no first token yet."""
+        oldest: dict[str, int] = {}
+        for ledger in self._unanswered.values():  # in the order in which they came
+            if ledger.routed and not ledger.first_token_written:
+                oldest.setdefault(ledger.model, ledger.ingress)
+        return oldest
 
     @asynccontextmanager
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
@@ -59,12 +83,14 @@ class Worker:
             asyncio.create_task(self._reporter.run()),
             asyncio.create_task(watch_store(self._keys, self._verifier, self.clock)),
         ]
+        self._lag.start()
         # What start-up made stays; the collector need not look at it while requests are served.
         gc.collect()
         gc.freeze()
         try:
             yield
         finally:
+            self._lag.stop()
             await self._client.close()
             for task in tasks:
                 task.cancel()
@@ -78,7 +104,7 @@ def run_worker(settings: Settings, *, worker: int = 0) -> None:
         host=settings.server.host,
         port=settings.server.port,
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="on",
         access_log=False,

@@ -59,11 +59,14 @@ class Delta(msgspec.Struct, frozen=True):
         return bool(self.content) or bool(self.refusal)
 
     @property
+    def is_reasoning(self) -> bool:
+        """Non-empty reasoning, under either name that servers give it."""
+        return bool(self.reasoning_content) or bool(self.reasoning)
+
+    @property
     def has_token(self) -> bool:
         """Non-empty content, reasoning or tool call."""
-        return self.is_visible or bool(
-            self.reasoning_content or self.reasoning or self.tool_calls or self.function_call
-        )
+        return self.is_visible or self.is_reasoning or bool(self.tool_calls) or bool(self.function_call)
 
 
 class Choice(msgspec.Struct, frozen=True):

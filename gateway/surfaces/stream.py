@@ -74,6 +74,8 @@ class StreamRelay:
         ledger = self._ledger
         has_token = finished = False
         for choice in answer.choices:
+            if choice.delta is not None and choice.delta.is_reasoning and not ledger.first_reasoning:
+                ledger.first_reasoning = now
             visible = bool(choice.text) or (choice.delta is not None and choice.delta.is_visible)
             if visible and not ledger.first_visible:
                 ledger.first_visible = now

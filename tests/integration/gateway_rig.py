@@ -13,6 +13,7 @@ import httpx
 import uvicorn
 from aiohttp import web
 
+from gateway.connection import Protocol
 from gateway.worker import Worker
 from settings import Settings
 from settings.schema import EngineSettings, RouteSettings, ServerSettings, TargetSettings, UpstreamSettings
@@ -193,7 +194,7 @@ async def rig(
     found = Rig(settings, upstreams, port)
     server_task = uvicorn.Server(
         uvicorn.Config(
-            found.worker.app, http="httptools", lifespan="on", access_log=False, log_level="error",
+            found.worker.app, http=Protocol, lifespan="on", access_log=False, log_level="error",
             timeout_graceful_shutdown=1,
         )
     )  # fmt: skip

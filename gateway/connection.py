@@ -1,0 +1,82 @@
+"""The client's connection as the transport sees it: what it has not taken yet, and how far away it is.
+
+uvicorn's protocol hands its transport to the application (`Protocol`). The kernel is told to hold little that it can't
+send (TCP_NOTSENT_LOWAT), so that a client that reads slowly shows in the transport's own buffer; it may grow to
+WRITE_LIMIT_BYTES before the relay stops reading from the upstream.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import socket
+import struct
+import sys
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tracing.ledger import Ledger
+
+CONNECTION = "tokenline.connection"
+"""Key of the ASGI scope that holds the request's Connection."""
+WRITE_LIMIT_BYTES = 2**20
+NOTSENT_LOWAT_BYTES = 2**14
+
+_TCP_NOTSENT_LOWAT = 25
+_SIOCOUTQ = 0x5411
+_TCP_INFO_BYTES = 76
+_RTT_OFFSET = 68  # tcpi_rtt of struct tcp_info, µs (linux/tcp.h)
+
+
+class Connection:
+    """One client's connection; serves the requests on it in turn."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._last_write_ns = 0
+        transport.set_write_buffer_limits(high=WRITE_LIMIT_BYTES)
+        if sys.platform == "linux" and (found := self._socket()) is not None:
+            found.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+
+    def begin(self) -> None:
+        """A new answer starts."""
+        self._last_write_ns = 0
+
+    def before_write(self, ledger: Ledger, now_ns: int) -> None:
+        """Charges the time since the previous write to the client if it has still not taken what was written then."""
+        if self._last_write_ns and self._transport.get_write_buffer_size():
+            ledger.backpressure_ns += now_ns - self._last_write_ns
+        self._last_write_ns = now_ns
+
+    def end(self, ledger: Ledger) -> None:
+        """After the last byte: what is still unsent, and the connection's round trip. Unknown stays 0."""
+        found = self._socket() if sys.platform == "linux" else None
+        if found is None or self._transport.is_closing():
+            return
+        try:
+            information = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            ledger.client_rtt_ns = struct.unpack_from("I", information, _RTT_OFFSET)[0] * 1000
+            queued = array.array("i", [0])
+            fcntl.ioctl(found.fileno(), _SIOCOUTQ, queued)
+        except OSError:
+            return
+        ledger.unsent_bytes = queued[0] + self._transport.get_write_buffer_size()
+
+    def _socket(self) -> Any:
+        """The TCP socket below, None where there is none."""
+        found = self._transport.get_extra_info("socket")
+        return found if found is not None and found.family in (socket.AF_INET, socket.AF_INET6) else None
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol, with the connection in each request's scope."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._connection = Connection(transport)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[CONNECTION] = self._connection  # type: ignore[literal-required]

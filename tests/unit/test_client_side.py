@@ -1,0 +1,136 @@
+"""What the gateway knows of the client's side: its clock, its connection, and its own loop's lateness."""
+
+import asyncio
+import socket
+
+import pytest
+
+from gateway.client_clock import TrustedProxies, request_start_ns
+from gateway.connection import NOTSENT_LOWAT_BYTES, WRITE_LIMIT_BYTES, Connection
+from gateway.lag import LoopLag
+from tracing.clock import FakeClock
+from tracing.ledger import Ledger
+
+INSTANT_NS = 1_796_055_379_123_456_000
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (b"t=1796055379.123456", INSTANT_NS),
+        (b"1796055379.123456", INSTANT_NS),
+        (b"t=1796055379123.456", INSTANT_NS),
+        (b"t=1796055379123456", INSTANT_NS),
+        (b"t=soon", None),
+        (b"", None),
+        (b"t=nan", None),
+        (b"t=inf", None),
+        (b"t=-5", None),
+        (b"t=1e30", None),
+    ],
+)
+def test_request_start_is_read_in_seconds_milliseconds_and_microseconds(header: bytes, expected: int | None) -> None:
+    found = request_start_ns(header)
+    assert (found is None) == (expected is None)
+    assert expected is None or abs((found or 0) - expected) < 1000
+
+
+@pytest.mark.parametrize(
+    ("client", "trusted"),
+    [
+        (("10.1.2.3", 1), True),
+        (("192.168.0.7", 1), True),
+        (("192.168.0.8", 1), False),
+        (("x", 1), False),
+        (None, False),
+    ],
+)
+def test_only_a_trusted_proxy_is_believed(client: tuple[str, int] | None, trusted: bool) -> None:
+    assert TrustedProxies(["10.0.0.0/8", "192.168.0.7"]).trust(client) == trusted
+    assert not TrustedProxies([]).trust(client)
+
+
+class Transport(asyncio.Transport):
+    """Holds as many bytes as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = 0
+        self.high: int | None = None
+
+    def get_write_buffer_size(self) -> int:
+        return self.held
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
+
+def new_ledger() -> Ledger:
+    return Ledger("r", "t" * 32, "s" * 16, 1, 1)
+
+
+def test_back_pressure_is_the_time_between_writes_over_which_bytes_were_not_taken() -> None:
+    transport, ledger, clock = Transport(), new_ledger(), FakeClock()
+    connection = Connection(transport)
+    assert transport.high == WRITE_LIMIT_BYTES
+    connection.begin()
+    for held, wait_ms in [(0, 10), (0, 20), (500, 30), (500, 40), (0, 50)]:
+        # `held` is what is left, at this write, of what was written before.
+        transport.held = held
+        connection.before_write(ledger, clock.mono_ns())
+        clock.advance_ms(wait_ms)
+    assert ledger.backpressure_ns == (20 + 30) * 1_000_000
+
+
+def test_an_answer_is_not_charged_with_the_pause_before_it() -> None:
+    transport, ledger, clock = Transport(), new_ledger(), FakeClock()
+    connection = Connection(transport)
+    connection.before_write(ledger, clock.mono_ns())
+    clock.advance_ms(1000)
+    connection.begin()
+    transport.held = 10
+    connection.before_write(ledger, clock.mono_ns())
+    assert ledger.backpressure_ns == 0
+
+
+async def test_a_real_connection_tells_its_round_trip_and_what_is_unsent() -> None:
+    made: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+    transports: list[asyncio.Transport] = []
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transports.append(transport)  # type: ignore[arg-type]
+            made.set_result(Connection(transport))  # type: ignore[arg-type]
+
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, server.sockets[0].getsockname())
+    connection = await made
+    ledger = new_ledger()
+    connection.end(ledger)
+    assert 0 < ledger.client_rtt_ns < 1e9
+    assert ledger.unsent_bytes == 0
+    transports[0].write(b"x" * 400_000)
+    connection.end(ledger)
+    assert ledger.unsent_bytes > 300_000
+    # What the kernel can't send is left with us, where it is seen.
+    assert transports[0].get_write_buffer_size() > 400_000 - 200_000 - NOTSENT_LOWAT_BYTES
+    transports[0].abort()
+    client.close()
+    server.close()
+
+
+async def test_lag_is_how_overdue_the_tick_is() -> None:
+    clock = FakeClock()
+    lag = LoopLag(clock)
+    assert lag.overdue_ns(clock.mono_ns()) == 0
+    lag.start()
+    assert lag.overdue_ns(clock.advance_ms(4)) == 0
+    assert lag.overdue_ns(clock.advance_ms(11)) == 10_000_000
+    while not (samples := lag.drain()):
+        await asyncio.sleep(0.005)
+    assert max(samples) >= 10_000_000
+    assert lag.drain() == []
+    lag.stop()
