@@ -185,7 +185,8 @@ class Engine:
             self._frontend.tokenizer = await asyncio.to_thread(load_tokenizer, self._settings)
         except (TextError, ValueError, OSError) as error:
             raise EngineError(str(error)) from error
-        log.info("serving %s on %s (%s)", self._frontend.model, ready.device, ready.dtype)
+        where = ready.device if ready.device == "simulated" else f"{ready.device} in {ready.dtype}"
+        log.info("serving %s on %s", self._frontend.model, where)
 
     async def _log_rates(self) -> None:
         while self._settings.logging.log_tps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +62,7 @@ def waiting(names: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
 
 
 def _waited_for(names: Sequence[str], seconds: float) -> str:
-    listed = ", ".join(f"{name} (loading the model)" if name == "engine" else name for name in names)
+    listed = ", ".join(f"{name} (which loads its model)" if name == "engine" else name for name in names)
     return f"{seconds:.0f} s, waiting for {listed}"
 
 
@@ -98,9 +99,14 @@ def lines_of(facts: Facts) -> list[str]:
         lines += [
             f"  metrics   {facts.metrics_url}",
             f"  spans     {facts.otlp_url} (OTLP over HTTP, from engines)",
-            "  why       tokenline why ID, with the x-request-id of any answer (curl -i shows it)",
+            f"  why       {_own_command()} why ID, with the x-request-id of any answer (curl -i shows it)",
         ]
     return [*lines, "  end       Ctrl-C", ""]
+
+
+def _own_command() -> str:
+    """How this command is typed here: by name where the PATH has it, else by the path that it was started with."""
+    return "tokenline" if shutil.which("tokenline") else os.path.relpath(sys.argv[0])
 
 
 def curl_line(facts: Facts) -> str:

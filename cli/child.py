@@ -115,6 +115,11 @@ ROLES: dict[str, Callable[[Settings], None]] = {
 }
 
 
+def _over_spinner() -> str:
+    """On a terminal, what clears the line that the supervisor's spinner may stand on."""
+    return "\r\x1b[K" if sys.stderr.isatty() else ""
+
+
 def run_role(role: Callable[[Settings], None], control: Control) -> int:
     """Runs one role to its end. Gives the exit code; the reason of a failure went to the supervisor."""
     try:
@@ -122,7 +127,7 @@ def run_role(role: Callable[[Settings], None], control: Control) -> int:
         logging.basicConfig(
             level=settings.logging.level.upper(),
             stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            format=f"{_over_spinner()}%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
         for name in CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -95,7 +95,7 @@ def schema(
         typer.echo(configuration_page(), nl=False)
     else:
         for key in catalogue():
-            typer.echo(f"{key.dotted} = {key.default}\n    {key.meaning} ({key.allowed})")
+            typer.echo(f"{key.dotted} = {key.default}\n    {key.meaning} ({key.allowed})\n    {key.environment}")
         for other, kept in SPELLINGS.items():
             typer.echo(f"{'.'.join(other)}\n    Another spelling of {'.'.join(kept)}.")
 

@@ -19,8 +19,8 @@ def check_engine_installed(settings: Settings, find: Callable[[str], object] = f
     missing = [module for module in modules if find(module) is None]
     if missing:
         raise CliError(
-            f"Tokenline's own engine needs {', '.join(missing)}, which is not installed. "
-            "Install it with: pip install 'tokenline[engine]'. "
+            f"Tokenline's own engine needs packages that are not installed: {', '.join(missing)}. "
+            "Install them, in the repository, with: pip install '.[engine]'. "
             'To run without it: engine.backend = "none" and [[upstreams]] that answer',
             Exit.USAGE,
         )

@@ -141,7 +141,8 @@ def _run(settings: Settings, processes: Sequence[Process], announce_ready: Calla
                     time.sleep(TICK_SECONDS)
         finally:
             if asked.to_end:
-                say("ending; once more ends it at once")
+                patience = f"up to {settings.server.drain_seconds:g} s"
+                say(f"ending; requests that run have {patience}, Ctrl-C once more ends at once")
             supervisor.stop(lambda: asked.to_hurry)
 
 

@@ -44,7 +44,7 @@ class OpsClient:
         if answer.status_code in (401, 403):
             raise CliError(
                 f"the ops listener at {self.url} refused the admin key from {self._key_from}; "
-                "set TOKENLINE_ADMIN_KEY to the key of that gateway"
+                "set TOKENLINE_ADMIN_KEY to the key of that gateway, or TOKENLINE_STATE_DIR to its state folder"
             )
         if answer.status_code >= 400:
             code = Exit.NOT_FOUND if answer.status_code == 404 else Exit.FAILURE

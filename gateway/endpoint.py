@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 
@@ -41,9 +42,20 @@ class Endpoint(ABC):
             if ledger.outcome is Outcome.GATEWAY_ERROR:
                 ledger.outcome = outcome_of(error.status)
             await exchange.fail(error)
+        except asyncio.CancelledError:
+            await self._cut_off(exchange)
         except Exception:
             log.exception("request %s failed inside the gateway", ledger.request_id)
             await exchange.fail(ApiError(500, "gateway_error", "The gateway failed; its log names the cause."))
+
+    async def _cut_off(self, exchange: Exchange) -> None:
+        """The server is ending and its patience (server.drain_seconds) is over: the client is told, the ledger kept."""
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        await exchange.fail(
+            ApiError(503, "shutting_down", "The gateway is shutting down. Send the request again.", retry_after=2)
+        )
 
     def _check_method(self, seen: str) -> None:
         taken = self.method

@@ -24,6 +24,7 @@ from backend_engine.models.errors import OTHER_ENGINE, ModelError
 _FORMAT = 1
 """Raised when what a conversion writes changes, so that older ones are not read."""
 _PART = ".part"
+_HASHED_BYTES = 2**30
 
 
 def cache_folder() -> Path:
@@ -33,9 +34,7 @@ def cache_folder() -> Path:
 
 def convert_once(name: str, gguf: Path) -> Path:
     """The folder that holds `gguf` converted; converts when it isn't there yet."""
-    stat = gguf.stat()
-    identity = f"{_FORMAT}:{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    folder = cache_folder() / f"{gguf.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    folder = cache_folder() / f"{gguf.stem}-{_identity(gguf)}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +49,16 @@ def convert_once(name: str, gguf: Path) -> Path:
             part.rename(folder)
             print(f"tokenline: converted in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return folder
+
+
+def _identity(gguf: Path) -> str:
+    """The file's content where reading it is quick, so that copies share a conversion; else its path, size and time."""
+    stat = gguf.stat()
+    if stat.st_size <= _HASHED_BYTES:
+        with gguf.open("rb") as opened:
+            return f"{_FORMAT}-{hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"
+    identity = f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    return f"{_FORMAT}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 @contextlib.contextmanager

@@ -146,12 +146,19 @@ class Rig:
         self.upstreams = upstreams
         self.observer = Observer()
         self.worker = Worker(settings, 0, SystemClock())
+        self.server: uvicorn.Server
+        self.serving: asyncio.Task[None]
         self.origin = f"http://127.0.0.1:{port}"
         self.client = httpx.AsyncClient(base_url=self.origin, headers={"authorization": f"Bearer {KEY}"}, timeout=10)
 
     async def chat(self, **fields: object) -> httpx.Response:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
         return await self.client.post("/api/v1/chat/completions", json=body)
+
+    async def stop(self) -> None:
+        """Ends the worker as SIGTERM does: a second of drain."""
+        self.server.should_exit = True
+        await self.serving
 
     async def ledger(self) -> Ledger:
         return (await self.observer.closed())[0]
@@ -199,14 +206,14 @@ async def rig(
         )
     )  # fmt: skip
     async with found.observer.listening(settings.intake_socket), found.client:
-        serving = asyncio.create_task(server_task.serve(sockets=[listener]))
+        found.server = server_task
+        found.serving = asyncio.create_task(server_task.serve(sockets=[listener]))
         while not server_task.started:
             await asyncio.sleep(0.01)
         try:
             yield found
         finally:
-            server_task.should_exit = True
-            await serving
+            await found.stop()
             for upstream in upstreams.values():
                 await upstream.context.__aexit__(None, None, None)  # type: ignore[attr-defined]
             unused.close()

@@ -113,3 +113,18 @@ async def test_the_worker_says_whose_first_token_is_waited_for_longest(tmp_path:
         client.close()
         await r.ledger()
         assert r.worker._state(0).waiting == {}
+
+
+async def test_a_stream_that_outlives_the_drain_ends_in_an_error_event_and_a_ledger(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.upstream.script = stream(chunk("a"), 30.0)
+        answer = asyncio.create_task(r.chat(stream=True))
+        await r.upstream.asked.wait()
+        while not r.observer.first_tokens():
+            await asyncio.sleep(0.01)
+        await r.stop()
+        text = (await answer).text
+        assert '"code":"shutting_down"' in text
+        ledger = await r.ledger()
+        assert (ledger.outcome, ledger.error_code) == (Outcome.GATEWAY_ERROR, "shutting_down")
+        await r.upstream.cancelled.wait()
