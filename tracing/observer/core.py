@@ -12,6 +12,8 @@ from tracing.clock import Clock, host_identity
 from tracing.derived import derived_engine_spans
 from tracing.ledger import Admitted, Closed, FirstToken, Ledger, Record, WorkerState
 from tracing.observer.access_log import AccessLog
+from tracing.observer.baseline import Baselines
+from tracing.observer.baseline_file import BaselineFile
 from tracing.observer.export import Exporter
 from tracing.observer.join import Join
 from tracing.observer.keep import KeepRule
@@ -45,6 +47,8 @@ class Observer:
             max_upstreams=MAX_ROUTES,
             dropped=self.meters.ledgers_dropped,
         )
+        self.baselines = Baselines()
+        self.baseline_file = BaselineFile(settings.state_dir / "baselines.msgpack", self.baselines)
         self.join = Join(self, clock, wait_ms=settings.tracing.join_wait_ms)
         self.store = Store(
             settings.traces_path,
@@ -107,6 +111,7 @@ class Observer:
 
     def timed(self, row: Row, *, changed: bool) -> None:
         self.meters.stages(row)
+        self.baselines.add(row)
         if changed:
             self.store.put(ReplaceRow(row))
 

@@ -21,6 +21,7 @@ from settings.schema import Settings
 from tracing.clock import SystemClock
 from tracing.observer.access_log import AccessLog
 from tracing.observer.app import Pages, ops_app
+from tracing.observer.baseline_file import SAVE_SECONDS
 from tracing.observer.core import Observer
 from tracing.observer.export import Exporter, ExportError, exporter_from_environment
 from tracing.observer.health import probes_of, watch
@@ -123,10 +124,12 @@ def _bound(host: str, port: int, setting: str) -> Generator[socket.socket, None,
 async def _opened(observer: Observer, exporter: Exporter | None) -> AsyncIterator[None]:
     """The store, and behind it the export: at the end waits are ended, rows written and spans sent."""
     observer.store.open()
+    observer.baseline_file.load()
     try:
         yield
     finally:
         observer.join.finish()
+        await asyncio.to_thread(observer.baseline_file.save)
         await asyncio.to_thread(observer.store.close)
         if exporter is not None:
             await asyncio.to_thread(exporter.close)
@@ -158,9 +161,15 @@ async def _background(settings: Settings, observer: Observer) -> AsyncIterator[N
             await asyncio.sleep(FLUSH_SECONDS)
             await asyncio.to_thread(log.flush)
 
+    async def save_baselines() -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            await asyncio.to_thread(observer.baseline_file.save)
+
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(tick(), name="tick"),
+            group.create_task(save_baselines(), name="baselines"),
             group.create_task(watch(probes_of(settings), observer.upstream_health), name="health"),
         ]
         if observer.access_log is not None:
