@@ -33,6 +33,10 @@ STAGES = (
 )
 """Every stage that can be part of a sum, in the order of time."""
 
+IN_BAND, SPAN, HEADER, DERIVED, RELAY = "in_band", "span", "header", "derived", "relay"
+"""Who told a stage: the engine's timings in the answer, the span that it emitted, its `Server-Timing` header; derived: a
+rest, computed from the others; relay: the gateway's own marks."""
+
 ROUNDING = 1e-6
 """Seconds: a difference of sums below this is floating point, not time."""
 
@@ -56,8 +60,13 @@ DESCRIPTIONS = {
     "relay": "first token read to first token written to the client",
     "streaming": "first token written to the upstream's end",
     "closing": "the upstream's end to the last byte written to the client",
+    "client_backpressure": "written bytes not yet taken by the client (inside streaming)",
+    "preempted": "put off by the engine in favour of others (inside streaming)",
     "unaccounted": "measured total minus the stages above",
 }
+
+
+_TOLD_BY_ENGINE = frozenset((*ENGINE_STAGES, "preempted"))
 
 
 class Timeline(msgspec.Struct, frozen=True):
@@ -82,11 +91,23 @@ class Timeline(msgspec.Struct, frozen=True):
     after: dict[str, float]
     """After a stream's first token: streaming, closing (they sum to E2E - TTFT), and attributions inside them."""
     overhead: float | None
-    """E2E - union of upstream attempt intervals - receive - gateway_queue."""
+    """E2E - union of upstream attempt intervals - receive - gateway_queue - back-pressure outside the attempts."""
     placement: str | None
     """exact: engine marks share our clock; durations: they do not; None: the upstream reported nothing."""
     anomalies: tuple[str, ...]
     """Names of intervals that came out negative; shown as they are."""
+    origin: str | None = None
+    """Who told the engine's stages: IN_BAND, SPAN or HEADER; None where nobody did."""
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Stage -> who told it. A residual is derived, whoever told the rest."""
+        return {name: self._source(name) for name in (*self.stages, *self.after)}
+
+    def _source(self, stage: str) -> str:
+        if stage == "transit":
+            return DERIVED
+        return (self.origin or RELAY) if stage in _TOLD_BY_ENGINE else RELAY
 
 
 def _seconds(start: int | None, end: int | None) -> float | None:
@@ -103,8 +124,14 @@ def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def timeline_of(ledger: Ledger, host: HostIdentity) -> Timeline:
-    """The timeline of a closed ledger that was written on `host`."""
+def timeline_of(
+    ledger: Ledger, host: HostIdentity, *, origin: str = IN_BAND, engine_ttft: float | None = None
+) -> Timeline:
+    """The timeline of a closed ledger that was written on `host`.
+
+    `origin` says where `ledger.timings` came from; `engine_ttft` (seconds) is the engine's own figure where it gave one
+    beside them.
+    """
     first_token_streamed = ledger.stream and bool(ledger.first_token_written)
     ttft = _seconds(ledger.ingress, ledger.first_token_written) if ledger.stream else None
     e2e = _seconds(ledger.ingress, ledger.finish)
@@ -136,7 +163,7 @@ def timeline_of(ledger: Ledger, host: HostIdentity) -> Timeline:
         tpot=tpot,
         tpot_count=tpot_count,
         e2e=e2e,
-        engine_ttft=_engine_ttft(ledger),
+        engine_ttft=_engine_ttft(ledger) if engine_ttft is None else engine_ttft,
         stages=stages,
         total=total,
         unaccounted=unaccounted,
@@ -144,6 +171,7 @@ def timeline_of(ledger: Ledger, host: HostIdentity) -> Timeline:
         overhead=_overhead(ledger),
         placement=placement,
         anomalies=_anomalies(stages, after, unaccounted),
+        origin=origin if placement is not None else None,
     )
 
 
@@ -188,7 +216,8 @@ def _engine_marks(ledger: Ledger, host: HostIdentity) -> tuple[EngineMarks | Non
         return None, None
     if timings.marks is not None and timings.marks.received and timings.host == host:
         return timings.marks, "exact"
-    return None, "durations" if timings.prompt_ms is not None else None
+    told = (timings.tokenize_ms, timings.queue_ms, timings.prompt_ms, timings.predicted_ms)
+    return None, "durations" if any(ms is not None for ms in told) else None
 
 
 def _engine_stages(last: Attempt, marks: EngineMarks, answer: int, *, whole: bool) -> dict[str, float]:
@@ -246,7 +275,8 @@ def _tpot(ledger: Ledger) -> tuple[float | None, str | None]:
 
 def _reasoning_hidden(ledger: Ledger) -> bool:
     """Reasoning that was counted but not streamed: the first token seen was a visible one."""
-    return bool(ledger.usage.reasoning_tokens) and ledger.first_token == ledger.first_visible
+    streamed = ledger.first_reasoning or ledger.first_token != ledger.first_visible
+    return bool(ledger.usage.reasoning_tokens) and not streamed
 
 
 def _engine_ttft(ledger: Ledger) -> float | None:
@@ -268,6 +298,8 @@ def _after_first_token(ledger: Ledger) -> dict[str, float]:
         after["engine_decode"] = ledger.timings.predicted_ms / 1e3
     if ledger.timings is not None and ledger.timings.preempted_ms:
         after["preempted"] = ledger.timings.preempted_ms / 1e3
+    if ledger.backpressure_ns:
+        after["client_backpressure"] = ledger.backpressure_ns / 1e9
     return after
 
 
@@ -278,4 +310,7 @@ def _overhead(ledger: Ledger) -> float | None:
     busy = union_ns((a.connect_start, a.end or ledger.finish) for a in ledger.attempts if a.connect_start)
     receive = _seconds(ledger.authenticated, ledger.body_read) or 0.0
     queue = _seconds(ledger.routed, ledger.admitted) or 0.0
-    return e2e - busy / 1e9 - receive - queue
+    # Back-pressure while an attempt ran lies inside its interval; only what can have come after it is left to subtract.
+    ended = ledger.attempts[-1].end
+    slow_client = min(ledger.backpressure_ns, ledger.finish - ended) if ended else 0
+    return e2e - (busy + slow_client) / 1e9 - receive - queue
