@@ -14,7 +14,7 @@ from gateway.keys.record import KeyRecord
 from gateway.keys.verify import KeyVerifier
 from gateway.reporter import Reporter
 from gateway.surfaces.openai import ParsedRequest, Surface, parse, upstream_body
-from gateway.surfaces.stream import count_by_events
+from gateway.surfaces.stream import count_by_events, forget_answer
 from gateway.upstreams.attempt import connection_error, request_headers
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.deadlines import Deadlines, Phase
@@ -127,6 +127,7 @@ class Relay:
         """One try, with clocks of its own. Raises ApiError when it failed, StaleConnection when it never arrived."""
         exchange, upstream = call.exchange, call.target.upstream.name
         ledger = exchange.ledger
+        forget_answer(ledger)
         attempt = Attempt(len(ledger.attempts) + 1, upstream, call.target.model, new_span_id())
         ledger.attempts.append(attempt)
         ledger.upstream = upstream

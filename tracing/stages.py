@@ -198,7 +198,8 @@ def _gateway_stages(ledger: Ledger) -> dict[str, float]:
     _put(stages, "auth", ledger.ingress, ledger.authenticated)
     _put(stages, "receive", ledger.authenticated, ledger.body_read)
     _put(stages, "route", ledger.body_read, ledger.routed)
-    _put(stages, "gateway_queue", ledger.routed, ledger.admitted)
+    # Whoever is never admitted (refused, or gone) waited to the end.
+    _put(stages, "gateway_queue", ledger.routed, ledger.admitted or ledger.finish)
     if ledger.attempts:
         first, last = ledger.attempts[0], ledger.attempts[-1]
         if last is not first:

@@ -97,6 +97,13 @@ class StreamRelay:
         return held if self._wants_usage else b""
 
 
+def forget_answer(ledger: Ledger) -> None:
+    """A new attempt begins: what an earlier one said before it failed is no part of the answer, its marks included."""
+    ledger.first_event = ledger.first_token = ledger.first_reasoning = ledger.first_visible = 0
+    ledger.last_token = ledger.upstream_end = ledger.token_events = 0
+    ledger.usage, ledger.timings, ledger.finish_reason = Usage(), None, None
+
+
 def read_usage(ledger: Ledger, raw: msgspec.Raw) -> bool:
     """Writes an upstream's token counts into the ledger; False where they can't be read."""
     try:

@@ -76,7 +76,8 @@ class Meters:
             self._inc("tokenline_tpot_skipped_total", "choices")
         if timeline.overhead is not None:
             self._observe("tokenline_gateway_overhead_seconds", timeline.overhead, upstream)
-        if ledger.outcome in _REJECTED:
+        # An upstream's 429 ends a request alike, but it is not the gateway that refused.
+        if ledger.outcome in _REJECTED and not ledger.attempts:
             self._inc("tokenline_rejections_total", _REJECTIONS.get(ledger.error_code or "", ledger.outcome.value))
         for attempt in ledger.attempts:
             self._inc("tokenline_attempts_total", self._upstream(attempt.upstream), _attempt_result(attempt))
