@@ -149,20 +149,3 @@ def _attributes_of(name: str, timings: Timings) -> Attributes:
             }
         )
     return {}
-
-
-def timings_of_span(span: Span) -> Timings | None:
-    """The durations that an engine's `llm_request` span carries (`gen_ai.latency.*`, seconds), if any."""
-
-    def milliseconds(name: str) -> float | None:
-        value = span.attributes.get(name)
-        return value * 1e3 if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-    prompt_ms = milliseconds(semconv.LATENCY_PREFILL)
-    if prompt_ms is None:
-        return None
-    return Timings(
-        prompt_ms=prompt_ms,
-        queue_ms=milliseconds(semconv.LATENCY_QUEUE),
-        predicted_ms=milliseconds(semconv.LATENCY_DECODE),
-    )

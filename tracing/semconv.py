@@ -29,6 +29,14 @@ LATENCY_INFERENCE: Final = "gen_ai.latency.time_in_model_inference"
 LATENCY_TTFT: Final = "gen_ai.latency.time_to_first_token"
 LATENCY_E2E: Final = "gen_ai.latency.e2e"
 
+# As vLLM and SGLang name their counts.
+PROMPT_TOKENS_OF_ENGINES: Final = "gen_ai.usage.prompt_tokens"
+COMPLETION_TOKENS_OF_ENGINES: Final = "gen_ai.usage.completion_tokens"
+CACHED_TOKENS_OF_ENGINES: Final = "gen_ai.usage.cached_tokens"
+
+BOOT_ID: Final = "host.boot_id"
+"""Beside OpenTelemetry's host.id: which boot of it, since a clock is one boot's."""
+
 HTTP_METHOD: Final = "http.request.method"
 HTTP_ROUTE: Final = "http.route"
 HTTP_STATUS: Final = "http.response.status_code"
@@ -63,6 +71,8 @@ PREFILL_CHUNKS: Final = "tokenline.prefill_chunks"
 OUTPUT_TOKENS: Final = "tokenline.output_tokens"
 DECODE_STEPS: Final = "tokenline.decode_steps"
 MEAN_BATCH: Final = "tokenline.mean_batch"
+TIMINGS: Final = "tokenline.timings"
+"""JSON of protocol.timings.Timings on `llm_request`: exact marks also of requests whose answer never came in band."""
 TOKEN_GAP: Final = "tokenline.token_gap_seconds"
 ABORT_SECONDS: Final = "tokenline.abort_propagation_seconds"
 WASTED_TOKENS: Final = "tokenline.wasted_tokens"

@@ -34,8 +34,8 @@ STAGES = (
 """Every stage that can be part of a sum, in the order of time."""
 
 IN_BAND, SPAN, HEADER, DERIVED, RELAY = "in_band", "span", "header", "derived", "relay"
-"""Who told a stage: the engine's timings in the answer, the span that it emitted, its `Server-Timing` header; derived: a
-rest, computed from the others; relay: the gateway's own marks."""
+"""Who told a stage: the engine's timings in the answer, the span that it emitted, its `Server-Timing` header; derived:
+a rest, computed from the others; relay: the gateway's own marks."""
 
 ROUNDING = 1e-6
 """Seconds: a difference of sums below this is floating point, not time."""

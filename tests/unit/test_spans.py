@@ -8,7 +8,7 @@ import pytest
 from ledgers import BASE_NS, ELSEWHERE, HERE, WALL_NS, at, attempt, ledger, timings, whole
 
 from tracing import semconv
-from tracing.derived import derived_engine_spans, timings_of_span
+from tracing.derived import derived_engine_spans
 from tracing.ledger import Ledger, Outcome
 from tracing.observer.rows import Row
 from tracing.observer.view import trace_of
@@ -180,26 +180,6 @@ def test_a_request_cut_in_prefill_has_no_decode_span() -> None:
 def test_nothing_reported_derives_nothing() -> None:
     assert derived_of(ledger(timings=None)) == {}
     assert derived_of(ledger(attempts=[attempt(request_sent=None)])) == {}
-
-
-def test_durations_are_read_from_the_latency_attributes_of_an_engine_span() -> None:
-    span = Span(
-        trace_id="1" * 32,
-        span_id="2" * 16,
-        name="llm_request",
-        start_ns=1,
-        end_ns=2,
-        attributes={
-            "gen_ai.latency.time_in_queue": 0.5,
-            "gen_ai.latency.time_in_model_prefill": 0.25,
-            "gen_ai.latency.time_in_model_decode": 2,
-        },
-    )
-    found = timings_of_span(span)
-    assert found is not None
-    assert (found.queue_ms, found.prompt_ms, found.predicted_ms) == (500.0, 250.0, 2000.0)
-    assert found.marks is None
-    assert timings_of_span(Span("1" * 32, "2" * 16, "llm_request", 1, 2)) is None
 
 
 def test_a_request_is_shown_with_its_own_engine_spans_and_not_with_those_of_its_trace_mates() -> None:

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from settings.schema import Settings
 from tracing.clock import Clock, host_identity
-from tracing.derived import derived_engine_spans
 from tracing.ledger import Admitted, Closed, FirstToken, Ledger, Record, WorkerState
 from tracing.observer.access_log import AccessLog
+from tracing.observer.adapters import evidence_of_header, retold, stand_ins
 from tracing.observer.baseline import Baselines
 from tracing.observer.baseline_file import BaselineFile
 from tracing.observer.export import Exporter
@@ -101,6 +101,9 @@ class Observer:
         host = self.workers.host_of(ledger.worker, self._host)
         timeline = timeline_of(ledger, host)
         row = Row(ledger, timeline, host, self._keep.keeps(ledger, timeline))
+        if ledger.timings is None and ledger.attempts:
+            evidence = evidence_of_header(ledger.attempts[-1].server_timing)
+            row = retold(row, evidence) if evidence is not None else row
         self.meters.closed(row)
         self.store.put(AddRow(row))
         if self.access_log is not None:
@@ -115,20 +118,18 @@ class Observer:
         if changed:
             self.store.put(ReplaceRow(row))
 
-    def completed(self, row: Row, spans: list[Span], *, derive: bool) -> None:
+    def completed(self, row: Row, spans: list[Span]) -> None:
         if not row.kept:
             return
-        ledger = row.ledger
         derived: list[Span] = []
         if self._exporter is not None:
-            derived = derived_engine_spans(ledger, ledger.attempts[-1], row.host) if derive else []
-            self._export([*gateway_spans(ledger, row.timeline), *spans, *derived])
-        self.store.put(AddSpans(ledger.trace_id, spans, stand_ins_left=bool(derived)))
+            derived = stand_ins(row, spans)
+            self._export([*gateway_spans(row.ledger, row.timeline), *spans, *derived])
+        self.store.put(AddSpans(row.ledger.trace_id, spans, stand_ins_left=bool(derived)))
 
-    def late(self, trace_id: str, spans: list[Span], *, kept: bool) -> None:
-        if kept:
-            self.store.put(AddSpans(trace_id, spans))
-            self._export(spans)
+    def late(self, trace_id: str, spans: list[Span], *, kept: bool, upstream: str) -> None:
+        if kept:  # the store knows whether stand-ins were exported in their place
+            self.store.put(AddLateSpans(trace_id, spans))
 
     def overflowed(self, span: Span) -> None:
         self.meters.traces_dropped("spans_over_limit", 1)

@@ -1,9 +1,10 @@
 """The join: a request that ended and the engine's spans of it meet here, by trace id.
 
 One trace may hold several requests (the client chose the trace id); spans belong to the request whose attempt they
-hang below. A request is complete when the engine's `llm_request` for its last attempt came with children, or without
-any and SETTLE_NS have passed, or when the wait is over. It stays known until the wait is over, so that later spans find
-it. Everything is bounded, and time is the injected clock's.
+hang below. A request is complete when the engine's span for its last attempt came with stages below it, or without any
+and SETTLE_NS have passed, or when the wait is over. It stays known until the wait is over, so that later spans find it.
+Everything is bounded, and time is the injected clock's. Spans that belong to no request yet (strays) have half of the
+room, so that a flood of them does not drive out what belongs to somebody.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Protocol
 
-import msgspec
-
 from tracing import semconv
 from tracing.clock import Clock
-from tracing.derived import timings_of_span
 from tracing.ledger import Ledger
+from tracing.observer.adapters import evidence_of_spans, is_engine_span, retold, tells_all
 from tracing.observer.rows import Row
-from tracing.spans import Span
-from tracing.stages import timeline_of
+from tracing.spans import Span, weight_of
+from tracing.stages import HEADER
 
 MAX_REQUESTS = 20_000
 MAX_SPANS_PER_TRACE = 2_000
 MAX_DEPTH = 32
+MAX_HELD_BYTES = 64 * 2**20
+"""About what the spans in memory may take."""
+MAX_SPAN_IDS = 400_000
 SETTLE_NS = 1_000_000_000
 
 
@@ -34,14 +36,14 @@ class JoinSink(Protocol):
     def timed(self, row: Row, *, changed: bool) -> None:
         """The stages of a request are known as well as they ever will be; `changed`: better than when it ended."""
 
-    def completed(self, row: Row, spans: list[Span], *, derive: bool) -> None:
-        """A request and its engine spans; `derive`: no children came, they may be made from timings."""
+    def completed(self, row: Row, spans: list[Span]) -> None:
+        """A request and all the engine spans of it that came."""
 
-    def late(self, trace_id: str, spans: list[Span], *, kept: bool) -> None:
+    def late(self, trace_id: str, spans: list[Span], *, kept: bool, upstream: str) -> None:
         """Spans of a request that was complete already."""
 
     def overflowed(self, span: Span) -> None:
-        """A span was dropped: its trace has MAX_SPANS_PER_TRACE already."""
+        """A span was dropped: its trace has MAX_SPANS_PER_TRACE already, or there is no room for more in memory."""
 
     def orphaned(self, trace_id: str, spans: list[Span]) -> None:
         """Spans that hang below no request in memory, after the wait; their trace may be stored."""
@@ -61,6 +63,7 @@ class _Open:
         "spans",
         "timed",
         "trace_id",
+        "upstream",
     )
 
     def __init__(self, row: Row, deadline_ns: int) -> None:
@@ -69,19 +72,27 @@ class _Open:
         self.trace_id = row.ledger.trace_id
         self.attempts = [attempt.span_id for attempt in row.ledger.attempts]
         self.kept = row.kept
+        self.upstream = row.ledger.upstream
         self.deadline_ns = deadline_ns
         self.spans: list[Span] = []
         self.seen: list[str] = []
         """Ids of all spans it ever took; the trace forgets them with the request."""
         self.engine: Span | None = None
-        """`llm_request` below the last attempt."""
-        self.timed = row.ledger.timings is not None
+        """The engine's account of the last attempt."""
+        self.timed = _told_in_band(row)
         self.done = False
 
-    def has_children(self) -> bool:
-        """Whether the engine's span came with spans of its inside."""
+    def has_stages(self) -> bool:
+        """Whether the engine's span came with its stages right below it, as our own engine's does."""
         engine = self.engine
-        return engine is not None and any(span.parent_id == engine.span_id for span in self.spans)
+        return engine is not None and any(
+            span.parent_id == engine.span_id and span.name in semconv.ENGINE_CHILDREN for span in self.spans
+        )
+
+
+def _told_in_band(row: Row) -> bool:
+    """Nothing that may still come is better than what the engine said in its answer."""
+    return row.ledger.timings is not None and row.timeline.origin != HEADER
 
 
 class _Trace:
@@ -89,13 +100,14 @@ class _Trace:
 
     __slots__ = ("deadline_ns", "owners", "parents", "spans")
 
-    def __init__(self, deadline_ns: int) -> None:
+    def __init__(self) -> None:
         self.owners: dict[str, _Open] = {}
         """Attempt's span id -> request."""
         self.parents: dict[str, str | None] = {}
         """Span id -> parent's, of every span that came: what a chain is climbed by, and what tells repeats."""
         self.spans: list[Span] = []
-        self.deadline_ns = deadline_ns
+        self.deadline_ns = 0
+        """Of a stray; that of a trace with owners is theirs."""
 
     def add(self, span: Span) -> bool:
         """False for a span that came before: exporters retry."""
@@ -123,8 +135,12 @@ class Join:
         self._clock = clock
         self._wait_ns = round(wait_ms * 1e6)
         self._max_requests = max_requests
-        self._traces: OrderedDict[str, _Trace] = OrderedDict()
-        """Oldest deadline first: a request that ends moves its trace to the end."""
+        self._traces: dict[str, _Trace] = {}
+        """Traces of requests that ended."""
+        self._strays: OrderedDict[str, _Trace] = OrderedDict()
+        """Traces of which spans came and no request ended yet, perhaps never will; oldest deadline first."""
+        self._held_bytes = 0
+        self._span_ids = 0
         self._open: deque[_Open] = deque()
         """Oldest first; every request stays until its wait is over, complete or not."""
         self._settling: deque[tuple[int, _Open]] = deque()
@@ -133,18 +149,17 @@ class Join:
         """A request ended."""
         ledger = row.ledger
         expects_spans = bool(ledger.attempts and ledger.attempts[-1].request_sent)
-        if ledger.timings is not None or not expects_spans:
+        if _told_in_band(row) or not expects_spans:
             self._sink.timed(row, changed=False)
         if not expects_spans:
-            self._sink.completed(row, [], derive=False)
+            self._sink.completed(row, [])
             return
         if len(self._open) >= self._max_requests:
             self._forget(self._open.popleft())
-        trace = self._trace(ledger.trace_id)
         request = _Open(row, self._clock.mono_ns() + self._wait_ns)
+        trace = self._traces.get(ledger.trace_id) or self._strays.pop(ledger.trace_id, None) or _Trace()
+        self._traces[ledger.trace_id] = trace
         trace.owners |= dict.fromkeys(request.attempts, request)
-        trace.deadline_ns = request.deadline_ns
-        self._traces.move_to_end(ledger.trace_id)
         self._open.append(request)
         if trace.spans:
             self._assign(trace)
@@ -153,10 +168,17 @@ class Join:
         """Engine spans came, of any traces, in any order."""
         touched: dict[str, _Trace] = {}
         for span in spans:
-            trace = self._trace(span.trace_id)
+            trace = self._traces.get(span.trace_id)
+            room = 1.0 if trace is not None else 0.5
+            if self._held_bytes > MAX_HELD_BYTES * room or self._span_ids > MAX_SPAN_IDS * room:
+                self._sink.overflowed(span)
+                continue
+            trace = trace or self._stray(span.trace_id)
             if len(trace.parents) >= MAX_SPANS_PER_TRACE:
                 self._sink.overflowed(span)
             elif trace.add(span):
+                self._held_bytes += weight_of(span)
+                self._span_ids += 1
                 touched[span.trace_id] = trace
         for trace in touched.values():
             self._assign(trace)
@@ -168,15 +190,15 @@ class Join:
             self._complete(self._settling.popleft()[1])
         while self._open and self._open[0].deadline_ns <= now:
             self._forget(self._open.popleft())
-        while self._traces and next(iter(self._traces.values())).deadline_ns <= now:
-            self._leave(next(iter(self._traces)))
+        while self._strays and next(iter(self._strays.values())).deadline_ns <= now:
+            self._leave(*self._strays.popitem(last=False))
 
     def finish(self) -> None:
         """Ends every wait: the process is about to end."""
         while self._open:
             self._forget(self._open.popleft())
-        while self._traces:
-            self._leave(next(iter(self._traces)))
+        while self._strays:
+            self._leave(*self._strays.popitem(last=False))
 
     def waits_for(self, ledger: Ledger) -> bool:
         """Whether engine spans of this request are still waited for."""
@@ -188,19 +210,24 @@ class Join:
 
     def spans_of(self, trace_id: str) -> list[Span]:
         """Engine spans of the trace that came and are not handed on yet."""
-        trace = self._traces.get(trace_id)
+        trace = self._traces.get(trace_id) or self._strays.get(trace_id)
         if trace is None:
             return []
         owned = {id(request): request for request in trace.owners.values()}
         return [*trace.spans, *(span for request in owned.values() for span in request.spans)]
 
-    def _trace(self, trace_id: str) -> _Trace:
-        trace = self._traces.get(trace_id)
+    def _stray(self, trace_id: str) -> _Trace:
+        trace = self._strays.get(trace_id)
         if trace is None:
-            if len(self._traces) >= 2 * self._max_requests:
-                self._leave(next(iter(self._traces)))
-            trace = self._traces[trace_id] = _Trace(self._clock.mono_ns() + self._wait_ns)
+            trace = _Trace()
+            self._let_stray(trace_id, trace)
         return trace
+
+    def _let_stray(self, trace_id: str, trace: _Trace) -> None:
+        if len(self._strays) >= self._max_requests:
+            self._leave(*self._strays.popitem(last=False))
+        trace.deadline_ns = self._clock.mono_ns() + self._wait_ns
+        self._strays[trace_id] = trace
 
     def _assign(self, trace: _Trace) -> None:
         """Gives waiting spans to the requests that they belong to, and completes those that have all."""
@@ -219,29 +246,28 @@ class Join:
                 continue
             request.spans.append(span)
             touched[id(request)] = request
-            if span.name == semconv.SPAN_LLM_REQUEST and attempt == request.attempts[-1] and request.engine is None:
+            if request.engine is None and attempt == request.attempts[-1] and is_engine_span(span):
                 request.engine = span
                 self._settling.append((self._clock.mono_ns() + SETTLE_NS, request))
         for request in touched.values():
-            if request.engine is not None:
-                self._time(request)
-            if request.has_children():
+            if request.has_stages():
                 self._complete(request)
+            elif request.engine is not None and tells_all(request.engine):
+                self._time(request)
         for request, spans in late.values():
-            self._sink.late(request.trace_id, spans, kept=request.kept)
+            self._release(spans)
+            self._sink.late(request.trace_id, spans, kept=request.kept, upstream=request.upstream)
 
     def _time(self, request: _Open) -> None:
-        """Reports the stages, once: with the engine span's durations when nothing came in band."""
+        """Reports the stages, once: as the engine's spans tell them when nothing came in band."""
         row = request.row
         if request.timed or row is None:
             return
         request.timed = True
-        timings = timings_of_span(request.engine) if request.engine is not None else None
-        if timings is not None:
-            ledger = msgspec.structs.replace(row.ledger, timings=timings)
-            row = msgspec.structs.replace(row, ledger=ledger, timeline=timeline_of(ledger, row.host))
-            request.row = row
-        self._sink.timed(row, changed=timings is not None)
+        evidence = evidence_of_spans(request.engine, request.spans) if request.engine is not None else None
+        if evidence is not None:
+            row = request.row = retold(row, evidence)
+        self._sink.timed(row, changed=evidence is not None)
 
     def _complete(self, request: _Open) -> None:
         if request.done:
@@ -249,27 +275,33 @@ class Join:
         self._time(request)
         row, spans = request.row, request.spans
         request.done, request.row, request.spans = True, None, []
+        self._release(spans)
         if row is not None:
-            # Below an engine span without children, deriving would need that span's own times: an adapter's work.
-            self._sink.completed(row, spans, derive=not spans and row.ledger.timings is not None)
+            self._sink.completed(row, spans)
+
+    def _release(self, spans: list[Span]) -> None:
+        self._held_bytes -= sum(map(weight_of, spans))
 
     def _forget(self, request: _Open) -> None:
         """The wait is over, or there is no room: whatever is known now is the truth."""
         self._complete(request)
-        trace = self._traces.get(request.trace_id)
-        if trace is None:
-            return
+        trace = self._traces[request.trace_id]
         for attempt in request.attempts:
             if trace.owners.get(attempt) is request:
                 del trace.owners[attempt]
         for span_id in request.seen:
-            trace.parents.pop(span_id, None)
-        if not trace.owners and not trace.spans:
+            if trace.parents.pop(span_id, "") != "":
+                self._span_ids -= 1
+        if not trace.owners:
             del self._traces[request.trace_id]
+            if trace.spans:  # of another request of this trace, perhaps, that has not ended yet
+                self._let_stray(request.trace_id, trace)
+            else:
+                self._leave(request.trace_id, trace)
 
-    def _leave(self, trace_id: str) -> None:
-        trace = self._traces.pop(trace_id)
-        for request in list(trace.owners.values()):
-            self._complete(request)
+    def _leave(self, trace_id: str, trace: _Trace) -> None:
+        """Nobody waits for anything of this trace any more."""
+        self._span_ids -= len(trace.parents)
         if trace.spans:
+            self._release(trace.spans)
             self._sink.orphaned(trace_id, trace.spans)

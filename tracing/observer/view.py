@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from tracing.derived import derived_engine_spans
 from tracing.ledger import Attempt, Ledger
+from tracing.observer.adapters import centred, stand_ins
 from tracing.observer.rows import Row, milliseconds
 from tracing.spans import Span, gateway_spans
 
@@ -57,6 +57,7 @@ def request_view(row: Row, *, complete: bool) -> dict[str, Any]:
         "engine_ttft_ms": milliseconds(timeline.engine_ttft),
         "overhead_ms": milliseconds(timeline.overhead),
         "stages": _in_ms(timeline.stages),
+        "sources": timeline.sources,
         "total_ms": milliseconds(timeline.total),
         "unaccounted_ms": milliseconds(timeline.unaccounted),
         "after": _in_ms(timeline.after),
@@ -128,15 +129,13 @@ def access_line(row: Row) -> dict[str, Any]:
 
 
 def trace_of(row: Row, engine_spans: list[Span]) -> list[Span]:
-    """Every span of one request: the gateway's, and the engine's or, where it sent none, those derived from timings.
+    """Every span of one request: the gateway's, the engine's, and stand-ins for what the engine did not send.
 
     `engine_spans` are all that are known of the trace; those of other requests in the same trace are left out.
     """
     own = gateway_spans(row.ledger, row.timeline)
     engine = _below({attempt.span_id for attempt in row.ledger.attempts}, engine_spans)
-    if not engine and row.ledger.attempts:
-        engine = derived_engine_spans(row.ledger, row.ledger.attempts[-1], row.host)
-    return own + engine
+    return own + centred(row, [*engine, *stand_ins(row, engine)])
 
 
 def span_view(span: Span) -> dict[str, Any]:
