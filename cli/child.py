@@ -23,7 +23,7 @@ from settings.errors import SettingsError
 from settings.schema import Settings
 from settings.transfer import unpack_settings
 
-ROOMS = ("settings", "protocol", "tracing", "gateway", "backend_engine", "cli")
+ROOMS = ("settings", "protocol", "tracing", "gateway", "backend_engine", "dashboards", "cli")
 CHATTY_LOGGERS = ("httpx", "uvicorn.error")
 """A line for every health check, or for every start: no news to an operator."""
 _PR_SET_PDEATHSIG = 1
@@ -87,12 +87,15 @@ def _run_worker(settings: Settings) -> None:
 
 
 def _run_observer(settings: Settings) -> None:
+    from dashboards.console import console
     from gateway.admin import keys_router
     from tracing.observer.process import run_observer
 
     assert settings.server.admin_key is not None, "the supervisor sends the admin key"
-    key = settings.server.admin_key.get_secret_value()
-    run_observer(settings, admin_key_hash=hashlib.sha256(key.encode()).digest(), routers=(keys_router(settings),))
+    key_hash = hashlib.sha256(settings.server.admin_key.get_secret_value().encode()).digest()
+    run_observer(
+        settings, admin_key_hash=key_hash, routers=(keys_router(settings),), pages=console(admin_key_hash=key_hash)
+    )
 
 
 def _run_engine(settings: Settings) -> None:
