@@ -59,6 +59,7 @@ class GenerationEndpoint:
         try:
             frontend.serving()
             body = await read_body(scope, receive, frontend.settings.server.max_body_bytes)
+            record.received(frontend.clock.mono_ns())
             request = self._parse(body, frontend.model)
             await self._answer(request, record, receive, send, request_id)
         except ClientLeft:

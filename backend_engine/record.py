@@ -24,7 +24,7 @@ class RequestRecord:
     surface: Surface
     answer_id: str
     received_ns: int
-    """ASGI scope seen."""
+    """The whole request had arrived; of one whose body never did, its headers."""
     received_wall_ns: int
     """The one wall-clock reading; every other instant is placed by its monotonic distance from `received_ns`."""
     parent: tuple[str, str, int] | None = None
@@ -52,6 +52,11 @@ class RequestRecord:
     error: ApiError | None = None
     ended_ns: int | None = None
     """Nothing more is written, whatever the reason."""
+
+    def received(self, now_ns: int) -> None:
+        """The body is complete."""
+        self.received_wall_ns += now_ns - self.received_ns
+        self.received_ns = now_ns
 
     @property
     def outcome(self) -> str:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -20,7 +21,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation import set_span_in_context
 
-from backend_engine.record import OK, RequestRecord
+from backend_engine.record import OK, RequestRecord, timings_of
 from protocol.timings import HostIdentity
 from tracing import semconv
 
@@ -84,6 +85,7 @@ class SpanWriter:
     def __init__(self, exporter: SpanExporter, host: HostIdentity, model: str) -> None:
         resource = Resource({"service.name": "tokenline-engine", "host.id": host.host_id, "host.boot_id": host.boot_id})
         self._model = model
+        self._host = host
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(
             BatchSpanProcessor(
@@ -107,7 +109,7 @@ class SpanWriter:
             semconv.SPAN_LLM_REQUEST,
             context=set_span_in_context(NonRecordingSpan(remote)),
             kind=SpanKind.SERVER,
-            attributes=_request_attributes(record, self._model),
+            attributes=_request_attributes(record, self._model) | {semconv.TIMINGS: self._report(record)},
             start_time=record.received_ns + offset,
         )
         if record.error is not None and record.outcome != OK:
@@ -118,6 +120,11 @@ class SpanWriter:
                 span = self._tracer.start_span(name, context=below, attributes=attributes, start_time=start_ns + offset)
                 span.end(end_ns + offset)
         request_span.end(_end_ns(record) + offset)
+
+    def _report(self, record: RequestRecord) -> str:
+        """What would have come in band: whoever was not there for it finds it here."""
+        report = timings_of(record, self._host, is_simulated=False, is_last=True)
+        return msgspec.json.encode(report).decode()
 
     def flush(self) -> None:
         """Exports what is queued; for tests and benchmarks."""

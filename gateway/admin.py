@@ -19,7 +19,7 @@ class NewKey(BaseModel):
     alias: str = Field(min_length=1, max_length=128)
     team: str | None = Field(None, max_length=128)
     models: tuple[str, ...] = ()
-    expires_ns: int | None = Field(None, gt=0, description="Nanoseconds since 1970 UTC.")
+    expires_ns: int | None = Field(None, gt=0, lt=2**63, description="Nanoseconds since 1970 UTC.")
 
 
 def keys_router(settings: Settings) -> APIRouter:

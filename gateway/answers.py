@@ -26,7 +26,6 @@ class Call(msgspec.Struct, frozen=True):
     exchange: Exchange
     surface: Surface
     request: ParsedRequest
-    body: bytes
     target: Target
     deadlines: Deadlines
 
@@ -57,8 +56,8 @@ async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientRes
             raise _error_event(relay.error, attempt.upstream)
         if not out:
             continue
-        # A client that reads slowly is not a silent upstream: only the total limit counts while writing.
-        deadlines.enter(Phase.TOTAL)
+        # A client that reads slowly is not a silent upstream: while writing, it is the client's time that counts.
+        deadlines.enter(Phase.WRITE)
         if not exchange.started:
             await exchange.start(200, _stream_headers(call, attempt, response))
         await exchange.write(out)
@@ -73,11 +72,12 @@ async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientRes
         raise _cut_short(attempt)
     if not exchange.started:
         await exchange.start(200, _stream_headers(call, attempt, response))
+    deadlines.enter(Phase.WRITE)
+    await exchange.write(tail, last=True)
     ledger.outcome = Outcome.OK
     if relay.error is not None:
         attempt.error = ledger.error_code = "upstream_error"
         ledger.outcome = Outcome.UPSTREAM_ERROR
-    await exchange.write(tail, last=True)
 
 
 async def _send_whole(call: Call, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
@@ -99,7 +99,7 @@ async def _send_whole(call: Call, attempt: Attempt, response: aiohttp.ClientResp
         body = _read_answer(call, response, body)
     ledger.outcome = outcome_of(response.status)
     headers = answer_headers(response, attempt.upstream)
-    call.deadlines.enter(Phase.TOTAL)
+    call.deadlines.enter(Phase.WRITE)
     await exchange.start(response.status, [*headers, (b"content-length", b"%d" % len(body)), _server_timing(ledger)])
     await exchange.write(body, last=True)
 
@@ -129,7 +129,7 @@ def _read_answer(call: Call, response: aiohttp.ClientResponse, body: bytes) -> b
         )
     try:
         found = decode_answer(body)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, RecursionError):
         return body
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(
@@ -140,7 +140,7 @@ def _read_answer(call: Call, response: aiohttp.ClientResponse, body: bytes) -> b
     if is_present(found.usage):
         read_usage(ledger, found.usage)
     if is_present(found.timings):
-        read_timings(ledger, found.timings)
+        read_timings(ledger, found.timings, ledger.upstream_end)
         if not call.keep_timings:
             return without_timings(body)
     return body
@@ -162,15 +162,20 @@ def _check_passable(response: aiohttp.ClientResponse, body: bytes, attempt: Atte
     told = _told(body)
     if status >= 500:
         message, code = told or (f"The upstream {upstream!r} failed with status {status}.", "upstream_error")
-        retry_after = response.headers.get("retry-after", "")
         raise ApiError(
             status if status in (503, 504) else 502,
             code,
             message,
-            retry_after=float(retry_after) if retry_after.isdigit() else None,
+            retry_after=_retry_after(response),
         )
     if told is None:
         raise ApiError(status, "upstream_refused", f"The upstream {upstream!r} refused with status {status}.")
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    """The upstream's own wish, in whole seconds up to a day; its other form, a date, is not read."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) <= 5 else None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -191,7 +196,7 @@ def _told(body: bytes) -> tuple[str, str] | None:
     """(message, code) of an upstream's JSON error, None where the body is no such thing."""
     try:
         found = _decode_error(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if isinstance(found.error, _ErrorBody):
         message, code = found.error.message, found.error.code

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from gateway.endpoint import Endpoint
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, without_keys
 from gateway.relay import Relay
 from gateway.surfaces.models import list_models, show_model
 from gateway.surfaces.openai import SURFACES, Surface
@@ -110,7 +110,7 @@ class UnknownPathEndpoint(Endpoint):
 
 def wrong_base_url(path: str, base_url: str) -> ApiError:
     """The 404 of an unknown path, with the likeliest slip."""
-    shown = re.sub(r"[^\x21-\x7e]", "?", path)[:200]
+    shown = re.sub(r"[^\x21-\x7e…]", "?", without_keys(path))[:200]
     known = [*(surface.path for surface in SURFACES), *NOT_BUILT, "/models"]
     ending = next((end for end in sorted(known, key=len, reverse=True) if path.rstrip("/").endswith(end)), None)
     if ending and path.rstrip("/").removesuffix(ending).endswith(ending):

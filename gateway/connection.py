@@ -24,6 +24,10 @@ CONNECTION = "tokenline.connection"
 WRITE_LIMIT_BYTES = 2**20
 NOTSENT_LOWAT_BYTES = 2**14
 
+MAX_HEAD_BYTES = 2**16
+HEAD_SECONDS = 30.0
+
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TCP_NOTSENT_LOWAT = 25
 _SIOCOUTQ = 0x5411
 _TCP_INFO_BYTES = 76
@@ -64,6 +68,10 @@ class Connection:
             return
         ledger.unsent_bytes = queued[0] + self._transport.get_write_buffer_size()
 
+    def abort(self) -> None:
+        """Cuts the client off: what waits for it is thrown away."""
+        self._transport.abort()
+
     def _socket(self) -> Any:
         """The TCP socket below, None where there is none."""
         found = self._transport.get_extra_info("socket")
@@ -71,12 +79,49 @@ class Connection:
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, with the connection in each request's scope."""
+    """uvicorn's HTTP/1.1 protocol, with the connection in each request's scope, and limits on what comes before it.
+
+    Headers over MAX_HEAD_BYTES are refused with 431; a connection whose headers are not complete within HEAD_SECONDS of
+    their first byte (or of the connection) is closed.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = Connection(transport)
+        self._head_bytes = 0
+        self._head_due: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_due is not None or self.cycle is None or self.cycle.response_complete:
+            # Between requests, or inside a head: what is fed now is, or begins with, headers.
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self._fits(data):
+                self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def _fits(self, data: bytes) -> bool:
+        """Whether the head ends in `data` within the limit: the rest is body."""
+        end = data.find(b"\r\n\r\n")
+        return end >= 0 and self._head_bytes - len(data) + end <= MAX_HEAD_BYTES
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[CONNECTION] = self._connection  # type: ignore[literal-required]
+        if self._head_due is None:
+            self._head_due = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        self._cancel_head_timer()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_head_timer()
+        super().connection_lost(exc)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 
-from gateway.exchange import ClientLeft, Exchange, Receive, Scope, Send, outcome_of
+from gateway.exchange import ClientLeft, ClientTooSlow, Exchange, Receive, Scope, Send, outcome_of
 from gateway.ingress import EXCHANGE
 from protocol.errors import ApiError
 from tracing.ledger import Outcome
@@ -38,6 +38,9 @@ class Endpoint(ABC):
                 ledger.outcome = outcome_of(ledger.status)
         except ClientLeft:
             ledger.outcome = Outcome.CLIENT_CANCELLED
+        except ClientTooSlow:
+            ledger.outcome, ledger.error_code = Outcome.CLIENT_CANCELLED, "client_too_slow"
+            await exchange.abort()
         except ApiError as error:
             if ledger.outcome is Outcome.GATEWAY_ERROR:
                 ledger.outcome = outcome_of(error.status)

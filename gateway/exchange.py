@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -31,8 +32,17 @@ OUTCOMES = {401: Outcome.AUTH_ERROR, 403: Outcome.AUTH_ERROR, 429: Outcome.RATE_
 """Outcomes of statuses; other 4xx are the client's, other 5xx the upstream's unless the gateway says otherwise."""
 
 
+FAREWELL_SECONDS = 5.0
+"""For an error to be taken by a client that may not be reading."""
+_KEY_IN_PATH = re.compile(r"sk-[A-Za-z0-9_-]+")
+
+
 class ClientLeft(Exception):
     """The client closed its connection before the answer was complete."""
+
+
+class ClientTooSlow(Exception):
+    """The client took nothing of its answer for server.client_write_timeout_seconds."""
 
 
 class Exchange:
@@ -51,15 +61,23 @@ class Exchange:
         self._send = send
         self.ledger = open_ledger(scope, self.headers, clock, worker)
 
-    async def body(self, limit: int) -> bytes:
-        """The whole request body. Raises ApiError 413 once it is over `limit` bytes, ClientLeft if cut short."""
+    async def body(self, limit: int, idle_seconds: float) -> bytes:
+        """The whole request body.
+
+        Raises ApiError 413 once it is over `limit` bytes and 408 when nothing of it came for `idle_seconds`, ClientLeft
+        if it is cut short.
+        """
         declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
             raise _too_large(int(declared), limit)
         pieces: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(idle_seconds):
+                    message = await self._receive()
+            except TimeoutError:
+                raise _stalled(size, idle_seconds) from None
             if message["type"] == "http.disconnect":
                 self.ledger.client_gone = self.clock.mono_ns()
                 raise ClientLeft
@@ -118,10 +136,21 @@ class Exchange:
         """Answers with an error; once the answer has begun, as one event and the end."""
         ledger = self.ledger
         ledger.error_code = error.code
-        if self.started:
-            await self.write(error.openai_event(ledger.request_id), last=True)
-            return
-        await self.answer_json(error.openai_body(ledger.request_id), error.status, error.headers())
+        try:
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                if self.started:
+                    await self.write(error.openai_event(ledger.request_id), last=True)
+                else:
+                    await self.answer_json(error.openai_body(ledger.request_id), error.status, error.headers())
+        except TimeoutError:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Cuts the client off; what it had not taken by now is charged to it."""
+        if self._connection is not None:
+            self._connection.before_write(self.ledger, self.clock.mono_ns())
+            self._connection.abort()
+            await asyncio.sleep(0)  # uvicorn hears of the loss, and misses no end of the answer
 
     async def send(self, message: Message) -> None:
         """ASGI send: adds the ids to the headers, counts bytes, stamps `finish`."""
@@ -177,8 +206,13 @@ def open_ledger(scope: Scope, headers: dict[bytes, bytes], clock: Clock, worker:
         client_request_id=accepted_client_id(client_id.decode("latin-1")) if client_id else None,
         worker=worker,
         method=scope["method"],
-        path=scope["path"][:256],
+        path=without_keys(scope["path"])[:256],
     )
+
+
+def without_keys(path: str) -> str:
+    """A path as it may be written down: people paste keys into URLs."""
+    return _KEY_IN_PATH.sub("sk-…", path) if "sk-" in path else path
 
 
 def outcome_of(status: int) -> Outcome:
@@ -188,6 +222,11 @@ def outcome_of(status: int) -> Outcome:
     if status < 400:
         return Outcome.OK
     return Outcome.CLIENT_ERROR if status < 500 else Outcome.UPSTREAM_ERROR
+
+
+def _stalled(size: int, idle_seconds: float) -> ApiError:
+    text = f"Nothing of the body came for {idle_seconds:g} s (server.receive_timeout_seconds); {size} bytes are here."
+    return ApiError(408, "request_timeout", text, extra_headers=(("connection", "close"),))
 
 
 def _too_large(size: int, limit: int) -> ApiError:

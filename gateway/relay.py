@@ -8,12 +8,12 @@ import aiohttp
 
 from gateway.admission import Admission
 from gateway.answers import Call, answer
-from gateway.exchange import Exchange
+from gateway.exchange import ClientTooSlow, Exchange
 from gateway.keys.credentials import presented_key
 from gateway.keys.record import KeyRecord
 from gateway.keys.verify import KeyVerifier
 from gateway.reporter import Reporter
-from gateway.surfaces.openai import ParsedRequest, Surface, parse, upstream_body
+from gateway.surfaces.openai import ParsedRequest, Surface, parse
 from gateway.surfaces.stream import count_by_events, forget_answer
 from gateway.upstreams.attempt import connection_error, request_headers
 from gateway.upstreams.client import UpstreamClient
@@ -54,7 +54,7 @@ class Relay:
         ledger, clock = exchange.ledger, exchange.clock
         ledger.surface = surface.name
         key = await self.authenticate(exchange)
-        body = await exchange.body(self._limits.max_body_bytes)
+        body = await exchange.body(self._limits.max_body_bytes, self._limits.receive_timeout_seconds)
         ledger.body_read = clock.mono_ns()
         request, route = self._choose(exchange, key, body)
         ledger.routed = clock.mono_ns()
@@ -62,7 +62,7 @@ class Relay:
             await self._admit(ledger)
             ledger.admitted = clock.mono_ns()
             try:
-                await self._answer(exchange, surface, request, route, body)
+                await self._answer(exchange, surface, request, route)
             finally:
                 self._admission.leave()
 
@@ -93,11 +93,10 @@ class Relay:
             raise ApiError(403, "model_not_allowed", allowed, param="model")
         route = self.router.choose(request.model)
         ledger.model = route.model
+        request.body_for(route.targets[0].model)  # made here, so that its making counts as routing
         return request, route
 
-    async def _answer(
-        self, exchange: Exchange, surface: Surface, request: ParsedRequest, route: Route, body: bytes
-    ) -> None:
+    async def _answer(self, exchange: Exchange, surface: Surface, request: ParsedRequest, route: Route) -> None:
         """Tries the route's targets in turn until one begins to answer."""
         ledger = exchange.ledger
         self._reporter.admitted(
@@ -109,7 +108,7 @@ class Relay:
         stale = 0
         while targets:
             target = targets.pop(0)
-            call = Call(exchange, surface, request, body, target, Deadlines(self._limits, total_at))
+            call = Call(exchange, surface, request, target, Deadlines(self._limits, total_at))
             try:
                 await self._attempt(call)
                 return
@@ -140,6 +139,9 @@ class Relay:
                 finally:
                     response.close()
         except TimeoutError as error:
+            if call.deadlines.is_client_slow:
+                attempt.error = "cancelled"
+                raise ClientTooSlow from error
             attempt.error = str(call.deadlines.phase)
             raise call.deadlines.error(upstream) from error
         except ApiError as error:
@@ -161,7 +163,7 @@ class Relay:
                 target.upstream,
                 call.surface.path,
                 request_headers(call.exchange, attempt, target),
-                upstream_body(call.request, call.body, target.model),
+                call.request.body_for(target.model),
                 attempt,
                 call.deadlines,
             )

@@ -69,7 +69,20 @@ class Reporter:
             and transport.get_write_buffer_size() < MAX_UNSENT_BYTES
         ):
             count = min(len(self._waiting), MAX_FRAME_RECORDS)
-            transport.write(frame([self._waiting.popleft() for _ in range(count)]))
+            records = [self._waiting.popleft() for _ in range(count)]
+            try:
+                transport.write(frame(records))
+            except (OverflowError, TypeError, ValueError):
+                self._write_singly(transport, records)
+
+    def _write_singly(self, transport: asyncio.WriteTransport, records: list[Record]) -> None:
+        """One of these can't be encoded: it alone is lost, and counted."""
+        for record in records:
+            try:
+                transport.write(frame([record]))
+            except (OverflowError, TypeError, ValueError) as error:
+                log.error("a %s record can't be encoded: %s", type(record).__name__, error)
+                self.dropped += isinstance(record, Closed)
 
     async def run(self) -> None:
         """Keeps the connection and sends the worker's state every second, until cancelled."""

@@ -8,6 +8,7 @@ import secrets
 
 _source = random.Random(secrets.randbits(256))  # noqa: S311  ids must be unique, not secret
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_OURS = re.compile(r"(req_[0-9a-f]{24}|[0-9a-f]{32})\Z", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 
 
@@ -27,8 +28,12 @@ def new_request_id() -> str:
 
 
 def accepted_client_id(value: str) -> str | None:
-    """The client's own request id if it is harmless (1 to 128 of A-Za-z0-9._-), else None."""
-    return value if _CLIENT_ID.match(value) else None
+    """The client's own request id if it is harmless, else None.
+
+    Harmless: 1 to 128 of A-Za-z0-9._-, and not of the form of our own request ids or of trace ids, so that nobody can
+    name a request after somebody else's.
+    """
+    return value if _CLIENT_ID.match(value) and not _OURS.match(value) else None
 
 
 def parse_traceparent(value: str) -> tuple[str, str, int] | None:

@@ -24,7 +24,7 @@ class EngineMarks(msgspec.Struct, frozen=True, omit_defaults=True):
     """Instants inside the engine, monotonic ns. None: not reached yet, or unknown."""
 
     received: int | None = None
-    """The engine's frontend saw the request (ASGI scope, before the body)."""
+    """The engine's frontend had the whole request."""
     queued: int | None = None
     """Tokenised and handed to the scheduler."""
     scheduled: int | None = None
@@ -87,3 +87,29 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     marks: EngineMarks | None = None
     host: HostIdentity | None = None
     engine: EngineState | None = None
+
+
+MAX_MS = 1e9
+MAX_COUNT = 2**40
+_ORDER = ("received", "queued", "scheduled", "prefill_end", "first_written")
+_COUNTS = ("cache_n", "prompt_n", "predicted_n", "prefill_chunks", "steps", "preemptions")
+
+
+def plausible(timings: Timings, ours: HostIdentity, sent_ns: int, now_ns: int) -> Timings | None:
+    """A stranger's report if it can be true, None if not.
+
+    Durations must be finite and from 0 to MAX_MS, counts from 0 to MAX_COUNT. Marks that claim to be of our own clock
+    are kept only where they lie between `sent_ns` and `now_ns`, in the order in which they are reached.
+    """
+    for name in timings.__struct_fields__:
+        value = getattr(timings, name)
+        limit = MAX_COUNT if name in _COUNTS else MAX_MS
+        if isinstance(value, int | float) and not 0 <= value <= limit:
+            return None
+    marks = timings.marks
+    if marks is None or timings.host != ours:
+        return timings
+    reached = [mark for name in _ORDER if (mark := getattr(marks, name)) is not None]
+    last_token = sent_ns if marks.last_token is None else marks.last_token
+    possible = reached == sorted(reached) and all(sent_ns <= mark <= now_ns for mark in (*reached, last_token))
+    return timings if possible else msgspec.structs.replace(timings, marks=None)

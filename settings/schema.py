@@ -47,6 +47,10 @@ class ServerSettings(Section):
         None, description="Bearer token that the OTLP receiver asks for; needed when otlp_host is not loopback."
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024, description="Largest request body that is read.")
+    receive_timeout_seconds: float = Field(30, gt=0, description="Between two pieces of a request's body.")
+    client_write_timeout_seconds: float = Field(
+        60, gt=0, description="How long a client may take nothing of an answer that waits for it; then it is cut off."
+    )
     request_timeout_seconds: float = Field(600, gt=0, description="From ingress to the last byte.")
     connect_timeout_seconds: float = Field(5, gt=0, description="For a connection to an upstream.")
     first_byte_timeout_seconds: float = Field(300, gt=0, description="From request sent to first upstream byte.")

@@ -12,6 +12,7 @@ from protocol.errors import ApiError
 from protocol.openai import Request, decode_fields, decode_request, encode_fields
 
 MAX_MODEL_NAME = 256
+MAX_CHOICES = 128
 
 
 class Surface(msgspec.Struct, frozen=True):
@@ -30,12 +31,33 @@ SURFACES = (CHAT, COMPLETIONS)
 class ParsedRequest(msgspec.Struct, frozen=True):
     """A request that has been read but not judged: the upstream says what it thinks of the rest."""
 
+    body: bytes
     fields: dict[str, msgspec.Raw]
     model: str
     stream: bool
     wants_usage: bool
     """The client asked for the usage event."""
     choices: int
+    made: dict[str, bytes] = {}
+    """Bodies for upstreams by model name: made once, while routing."""
+
+    def body_for(self, model: str) -> bytes:
+        """The body for one upstream: the very bytes that came unless something had to change."""
+        body = self.made.get(model)
+        if body is None:
+            body = self.made[model] = self._make(model)
+        return body
+
+    def _make(self, model: str) -> bytes:
+        changed: dict[str, msgspec.Raw | bytes] = {}
+        if model != self.model:
+            changed["model"] = msgspec.json.encode(model)
+        if self.stream and not self.wants_usage:
+            changed["stream_options"] = _with_usage(self.fields.get("stream_options"))
+        if not changed:
+            return self.body
+        fields: dict[str, msgspec.Raw | bytes] = {**self.fields, **changed}
+        return encode_fields(fields)
 
 
 def parse(body: bytes) -> ParsedRequest:
@@ -51,6 +73,7 @@ def parse(body: bytes) -> ParsedRequest:
         raise ApiError(400, "invalid_json", f"The body is not valid JSON: {error}") from error
     _check(request)
     return ParsedRequest(
+        body=body,
         fields=fields,
         model=request.model,
         stream=bool(request.stream),
@@ -62,8 +85,8 @@ def parse(body: bytes) -> ParsedRequest:
 def _check(request: Request) -> None:
     if not request.model or len(request.model) > MAX_MODEL_NAME:
         raise ApiError(400, "invalid_request", f"'model' must be 1 to {MAX_MODEL_NAME} characters long.", param="model")
-    if request.n is not None and request.n < 1:
-        raise ApiError(400, "invalid_request", f"'n' must be at least 1, not {request.n}.", param="n")
+    if request.n is not None and not 1 <= request.n <= MAX_CHOICES:
+        raise ApiError(400, "invalid_request", f"'n' must be from 1 to {MAX_CHOICES}.", param="n")
 
 
 def _wrong_type(error: msgspec.ValidationError) -> ApiError:
@@ -76,19 +99,6 @@ def _wrong_type(error: msgspec.ValidationError) -> ApiError:
     if param is None:
         return ApiError(400, "invalid_json", f"The body must be a JSON object: {text}.")
     return ApiError(400, "invalid_request", f"The field '{param}' is wrong: {text.split(' - at')[0]}.", param=param)
-
-
-def upstream_body(request: ParsedRequest, body: bytes, model: str) -> bytes:
-    """The body for one upstream: the very bytes that came unless something had to change."""
-    changed: dict[str, msgspec.Raw | bytes] = {}
-    if model != request.model:
-        changed["model"] = msgspec.json.encode(model)
-    if request.stream and not request.wants_usage:
-        changed["stream_options"] = _with_usage(request.fields.get("stream_options"))
-    if not changed:
-        return body
-    fields: dict[str, msgspec.Raw | bytes] = {**request.fields, **changed}
-    return encode_fields(fields)
 
 
 def _with_usage(options: msgspec.Raw | None) -> bytes:

@@ -11,11 +11,14 @@ import msgspec
 from gateway.surfaces.openai import without_timings
 from protocol.openai import Answer, decode_answer, decode_usage, is_present
 from protocol.sse import EventSplitter, event_data
-from protocol.timings import Timings
+from protocol.timings import Timings, plausible
+from tracing.clock import host_identity
 from tracing.ledger import Ledger, Usage
 
 _decode_timings = msgspec.json.Decoder(Timings).decode
 _DONE = b"[DONE]"
+_BOM = b"\xef\xbb\xbf"
+MAX_TOKENS = 2**40
 
 
 class StreamRelay:
@@ -44,8 +47,8 @@ class StreamRelay:
         return out + self._release_usage()
 
     def _pass_on(self, event: bytes, now: int) -> bytes:
-        data = event_data(event)
         ledger = self._ledger
+        data = event_data(event if ledger.first_event else event.removeprefix(_BOM))
         if data is None:
             # A comment is no event: before the first event nothing goes out, so that a failure can still be retried.
             return event if ledger.first_event else b""
@@ -56,7 +59,7 @@ class StreamRelay:
             return self._release_usage() + event
         try:
             answer = decode_answer(data)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return event
         if is_present(answer.error) and not answer.choices:
             self.error = data
@@ -65,7 +68,7 @@ class StreamRelay:
             self._held_usage = event
             return b""
         if is_present(answer.timings):
-            read_timings(ledger, answer.timings)
+            read_timings(ledger, answer.timings, now)
             if not self._keep_timings:
                 return b"data: " + without_timings(data) + b"\n\n"
         return event
@@ -112,21 +115,28 @@ def read_usage(ledger: Ledger, raw: msgspec.Raw) -> bool:
         return False
     prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
     ledger.usage = Usage(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        cached_tokens=prompt.cached_tokens if prompt else None,
-        reasoning_tokens=completion.reasoning_tokens if completion else None,
+        input_tokens=_count(usage.prompt_tokens),
+        output_tokens=_count(usage.completion_tokens),
+        cached_tokens=_count(prompt.cached_tokens) if prompt else None,
+        reasoning_tokens=_count(completion.reasoning_tokens) if completion else None,
         source="usage",
     )
     return True
 
 
-def read_timings(ledger: Ledger, raw: msgspec.Raw) -> None:
-    """Keeps the engine's report; the last one is the fullest. A shape that we don't know is left alone."""
+def _count(tokens: int | None) -> int | None:
+    """A number of tokens that can be one; anything else is unknown."""
+    return tokens if tokens is not None and 0 <= tokens <= MAX_TOKENS else None
+
+
+def read_timings(ledger: Ledger, raw: msgspec.Raw, now: int) -> None:
+    """Keeps the engine's report, read at `now`; the last one is the fullest. What can't be true is left alone."""
     try:
-        ledger.timings = _decode_timings(raw)
+        timings = plausible(_decode_timings(raw), host_identity(), ledger.attempts[-1].connect_start, now)
     except msgspec.MsgspecError:
         return
+    if timings is not None:
+        ledger.timings = timings
 
 
 def count_by_events(ledger: Ledger) -> None:

@@ -34,10 +34,11 @@ NOT_RETURNED = frozenset(
 def request_headers(exchange: Exchange, attempt: Attempt, target: Target) -> dict[str, str]:
     """What the upstream gets: the client's headers less ours, the upstream's key, this attempt's span as parent."""
     ledger = exchange.ledger
+    named = _named(exchange.headers.get(b"connection", b"").decode("latin-1"))
     headers = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in exchange.headers.items()
-        if name not in NOT_FORWARDED and not name.startswith(b"x-tokenline-")
+        if name not in NOT_FORWARDED and not name.startswith(b"x-tokenline-") and name.decode("latin-1") not in named
     }
     headers["content-type"] = "application/json"
     headers["accept-encoding"] = "identity"
@@ -52,12 +53,20 @@ def request_headers(exchange: Exchange, attempt: Attempt, target: Target) -> dic
 
 def answer_headers(response: aiohttp.ClientResponse, upstream: str) -> list[tuple[bytes, bytes]]:
     """What the client gets of the upstream's headers, and which upstream it was."""
+    named = _named(response.headers.get("connection", ""))
     kept = [
         (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
         for name, value in response.headers.items()
-        if name.lower() not in NOT_RETURNED and not name.lower().startswith(("x-tokenline-", "access-control-"))
+        if name.lower() not in NOT_RETURNED
+        and not name.lower().startswith(("x-tokenline-", "access-control-"))
+        and name.lower() not in named
     ]
     return [*kept, (b"x-tokenline-upstream", upstream.encode())]
+
+
+def _named(connection: str) -> frozenset[str]:
+    """Headers that a Connection header declares to be for this hop only (RFC 9110, 7.6.1)."""
+    return frozenset(token.strip().lower() for token in connection.split(",")) if connection else frozenset()
 
 
 def connection_error(error: aiohttp.ClientError | OSError, upstream: str) -> tuple[str, ApiError]:

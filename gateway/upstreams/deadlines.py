@@ -17,6 +17,8 @@ class Phase(StrEnum):
     FIRST_BYTE = "first_byte"
     IDLE = "idle"
     TOTAL = "total"
+    WRITE = "client_write"
+    """Not the upstream's: the client takes nothing of what waits for it."""
 
 
 _WHAT = {
@@ -24,6 +26,7 @@ _WHAT = {
     Phase.FIRST_BYTE: "sent no first byte",
     Phase.IDLE: "went silent",
     Phase.TOTAL: "was not done",
+    Phase.WRITE: "could not be passed on",
 }
 
 
@@ -40,6 +43,7 @@ class Deadlines:
             Phase.FIRST_BYTE: limits.first_byte_timeout_seconds,
             Phase.IDLE: limits.idle_timeout_seconds,
             Phase.TOTAL: limits.request_timeout_seconds,
+            Phase.WRITE: limits.client_write_timeout_seconds,
         }
         self._total_at = total_at
         self._ends_at = total_at
@@ -47,11 +51,14 @@ class Deadlines:
         self._task: asyncio.Task[object] | None = None
         self._expired = False
         self.phase = Phase.TOTAL
+        self.is_client_slow = False
+        """The time runs, or ran out, while the client is to take bytes."""
 
     def enter(self, phase: Phase) -> None:
         """From now on this phase's limit counts, or the total where that ends sooner."""
         ends_at = self._total_at if phase is Phase.TOTAL else self._loop.time() + self._seconds[phase]
         self.phase = phase
+        self.is_client_slow = phase is Phase.WRITE
         if ends_at >= self._total_at:
             self.phase, ends_at = Phase.TOTAL, self._total_at
         self._ends_at = ends_at

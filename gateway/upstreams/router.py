@@ -66,7 +66,12 @@ def not_found(model: str, visible: list[str]) -> ApiError:
         help_text = f"Models here: {', '.join(visible[:10])}."
     else:
         help_text = "No model is configured here."
-    return ApiError(404, "model_not_found", f"The model {model!r} does not exist. {help_text}", param="model")
+    return ApiError(404, "model_not_found", f"The model {_shown(model)!r} does not exist. {help_text}", param="model")
+
+
+def _shown(model: str) -> str:
+    """A model name as an error may repeat it: not a key that was put in its place."""
+    return "sk-…" if model.startswith("sk-") else model
 
 
 def router_from(settings: Settings, environ: Mapping[str, str] = os.environ) -> Router:

@@ -45,6 +45,8 @@ def test_a_harmless_client_id_is_kept(value: str) -> None:
     assert accepted_client_id(value) == value
 
 
-@pytest.mark.parametrize("value", ["", "x" * 129, "a b", "a\r\nset-cookie: x", "é", "a\n"])
+@pytest.mark.parametrize(
+    "value", ["", "x" * 129, "a b", "a\r\nset-cookie: x", "é", "a\n", "req_" + "0a" * 12, "REQ_" + "0A" * 12, TRACE]
+)
 def test_any_other_client_id_is_replaced(value: str) -> None:
     assert accepted_client_id(value) is None

@@ -1,0 +1,187 @@
+"""Strangers on both sides: clients that stall, flood and forge, upstreams that lie. Nobody else notices."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from gateway_rig import DONE, KEY, Rig, chunk, rig, stream, whole
+
+from gateway import connection
+from gateway.reporter import Reporter
+from tracing.ledger import Outcome
+
+GOOD = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
+
+
+async def raw(r: Rig, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", r.settings.server.port)
+    writer.write(data)
+    return reader, writer
+
+
+def head(*lines: str, length: int) -> bytes:
+    fixed = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "host: x",
+        f"authorization: Bearer {KEY}",
+        f"content-length: {length}",
+    ]
+    return "\r\n".join([*fixed, *lines, "", ""]).encode()
+
+
+async def test_a_number_that_no_record_can_hold_is_refused_and_spoils_nobodys_record(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.upstream.script = whole(GOOD)
+        answers = await asyncio.gather(r.chat(), r.chat(n=2**64 + 1), r.chat())
+        assert [answer.status_code for answer in answers] == [200, 400, 200]
+        assert len(await r.observer.closed(3)) == 3
+
+
+async def test_a_record_that_cannot_be_encoded_is_lost_alone_and_counted(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        reporter: Reporter = r.worker._reporter
+        r.upstream.script = whole(GOOD)
+        await r.chat()
+        (ledger,) = await r.observer.closed(1)
+        ledger.choices = 2**70
+        reporter.closed(ledger)
+        await r.chat()
+        assert len(await r.observer.closed(2)) == 2
+        assert reporter.dropped == 1
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"usage": {"prompt_tokens": -5, "completion_tokens": 10**25}},
+        {"timings": {"prompt_ms": 1e308, "queue_ms": 1e308}},
+        {"timings": {"prompt_n": 10**25}},
+        {"timings": {"prompt_ms": -1}},
+        {"timings": {"predicted_ms": float("nan")}},
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_an_upstreams_impossible_numbers_are_unknown(tmp_path: Path, lie: dict, streaming: bool) -> None:
+    async with rig(tmp_path) as r:
+        r.upstream.script = stream(chunk("x", finish="stop", **lie), DONE) if streaming else whole(GOOD | lie)
+        assert (await r.chat(stream=streaming)).status_code in (200, 502)
+        ledger = await r.ledger()
+        assert ledger.timings is None
+        assert ledger.usage.input_tokens is None
+        assert ledger.usage.output_tokens in (None, 1)
+
+
+async def test_marks_that_claim_our_clock_but_cannot_be_are_dropped(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        host = r.worker._state(0).host
+        marks = {"received": 1, "queued": 2, "scheduled": 3, "prefill_end": 4}
+        identity = {"host_id": host.host_id, "boot_id": host.boot_id, "time_namespace": host.time_namespace}
+        timings = {"prompt_ms": 1.0, "marks": marks, "host": identity}
+        r.upstream.script = whole(GOOD | {"timings": timings})
+        await r.chat()
+        found = (await r.ledger()).timings
+        assert found is not None
+        assert (found.marks, found.prompt_ms) == (None, 1.0)
+
+
+async def test_json_nested_beyond_reason_passes_and_breaks_nothing(tmp_path: Path) -> None:
+    deep = b'{"choices":[{"delta":{"content":' + b"[" * 50_000 + b"]" * 50_000 + b"}}]}"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=deep, content_type="application/json")
+
+    async with rig(tmp_path) as r:
+        r.upstream.script = stream(b"data: " + deep + b"\n\n", chunk("x", finish="stop"), DONE)
+        assert (await r.chat(stream=True)).status_code == 200
+        r.upstream.script = answer
+        assert (await r.chat()).status_code in (200, 502)
+        assert {ledger.outcome for ledger in await r.observer.closed(2)} <= {Outcome.OK, Outcome.UPSTREAM_ERROR}
+
+
+@pytest.mark.parametrize("value", ["²", "9" * 400, "Wed, 21 Oct 2026 07:28:00 GMT", "-1"])
+async def test_any_retry_after_of_an_upstream_is_survived(tmp_path: Path, value: str) -> None:
+    async def busy(request: web.Request) -> web.StreamResponse:
+        response = web.json_response({"error": {"message": "busy"}}, status=503)
+        response.headers["retry-after"] = value
+        return response
+
+    async with rig(tmp_path) as r:
+        r.upstream.script = busy
+        assert (await r.chat()).status_code == 503
+
+
+async def test_a_stream_that_begins_with_a_byte_order_mark_keeps_its_first_token(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.upstream.script = stream(b"\xef\xbb\xbf" + chunk("a"), chunk("b", finish="stop"), DONE)
+        await r.chat(stream=True)
+        assert (await r.ledger()).token_events == 2
+
+
+async def test_headers_for_this_hop_only_stay_on_it(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.upstream.script = whole(GOOD, connection="x-up", **{"x-up": "1", "x-kept": "2"})
+        r.client.headers.update({"connection": "keep-alive, x-hop", "x-hop": "1", "x-end": "2"})
+        answer = await r.chat()
+        assert "x-hop" not in r.upstream.headers[0]
+        assert r.upstream.headers[0]["x-end"] == "2"
+        assert "x-up" not in answer.headers
+        assert answer.headers["x-kept"] == "2"
+
+
+async def test_a_key_in_a_url_is_repeated_nowhere(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        secret = "sk-tl-ABCDEF0123456789"
+        for path in (f"/{secret}/v1/chat/completions", f"/v1/models/{secret}"):
+            answer = await r.client.get(path)
+            assert secret not in answer.text
+        assert all(secret not in ledger.path for ledger in await r.observer.closed(2))
+
+
+async def test_a_head_without_end_is_refused_before_it_costs_anything(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        reader, writer = await raw(r, b"GET /healthz HTTP/1.1\r\nx: ")
+        for _ in range(20):
+            writer.write(b"y" * 10_000)
+        assert b"431" in await reader.readline()
+        writer.close()
+        body = b'{"model":"m"}'
+        r.upstream.script = whole(GOOD)
+        reader, writer = await raw(r, head(*(f"x-large-{n}: {'y' * 7000}" for n in range(8)), length=len(body)) + body)
+        assert b"200" in await reader.readline()
+        writer.close()
+
+
+async def test_a_head_that_never_ends_in_time_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    async with rig(tmp_path) as r:
+        for begun in (b"", b"GET /healthz HT", head(length=5)[:-2]):
+            reader, writer = await raw(r, begun)
+            async with asyncio.timeout(3):
+                assert await reader.read() == b""
+            writer.close()
+
+
+async def test_a_body_that_stalls_is_told_so_and_let_go(tmp_path: Path) -> None:
+    async with rig(tmp_path, server={"receive_timeout_seconds": 0.2}) as r:
+        reader, _writer = await raw(r, head(length=1000) + b"{")
+        async with asyncio.timeout(3):
+            answer = await reader.read()
+        assert b"408" in answer.partition(b"\r\n")[0]
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+        assert (await r.ledger()).outcome is Outcome.CLIENT_ERROR
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_and_not_called_a_slow_upstream(tmp_path: Path) -> None:
+    async with rig(tmp_path, server={"client_write_timeout_seconds": 0.3}) as r:
+        r.upstream.script = stream(*[chunk("x" * 100_000)] * 100, chunk(finish="stop"), DONE)
+        body = b'{"model":"m","stream":true}'
+        _reader, writer = await raw(r, head(length=len(body)) + body)
+        writer.transport.pause_reading()
+        ledger = await r.ledger()
+        assert (ledger.outcome, ledger.error_code) == (Outcome.CLIENT_CANCELLED, "client_too_slow")
+        assert ledger.backpressure_ns > 0.2e9
+        await r.upstream.cancelled.wait()
+        assert r.worker._inflight == {"a": 0}
+        writer.close()
