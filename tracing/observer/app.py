@@ -14,6 +14,7 @@ from tracing.observer.admin_key import is_key, offered_key
 from tracing.observer.core import Observer
 from tracing.observer.lookup import requests_with_id, slowest_requests
 from tracing.observer.scrape import MetricsPage
+from tracing.observer.texts import Language
 
 MAX_SLOW = 1_000
 Pages = Callable[[Observer], APIRouter]
@@ -69,9 +70,9 @@ def _request_routes(observer: Observer) -> APIRouter:
     router = APIRouter()
 
     @router.get("/requests/{any_id}")
-    async def requests(any_id: str, spans: bool = False) -> dict[str, Any]:
+    async def requests(any_id: str, spans: bool = False, lang: Language = "en") -> dict[str, Any]:
         """Every request with this request id, client's own id, trace id or traceparent; newest first."""
-        matches = await requests_with_id(observer, any_id, spans=spans)
+        matches = await requests_with_id(observer, any_id, spans=spans, language=lang)
         if not matches:
             raise HTTPException(
                 404,

@@ -91,6 +91,10 @@ class Baseline:
         """Stages and figures of which anything is known."""
         return list(self._sketches)
 
+    def stages(self) -> list[str]:
+        """The stages among them, `unaccounted` included."""
+        return [name for name in self._sketches if name not in FIGURES]
+
     def of(self, name: str) -> Quantiles | None:
         """P50, P95 and P99 of a stage or figure; None: it was never seen."""
         if name not in self._quantiles:

@@ -20,6 +20,7 @@ from tracing.observer.keep import KeepRule
 from tracing.observer.meters import MAX_ROUTES, Meters
 from tracing.observer.rows import Row
 from tracing.observer.store import AddLateSpans, AddRow, AddSpans, ReplaceRow, Store
+from tracing.observer.verdict import Judge
 from tracing.observer.workers import Workers
 from tracing.spans import Span, gateway_spans
 from tracing.stages import timeline_of
@@ -87,6 +88,10 @@ class Observer:
         """Called a few times a second."""
         self.join.tick()
         self.workers.publish()
+
+    def judge(self) -> Judge:
+        """Judges requests against what is usual now."""
+        return Judge(self.baselines, self.settings, self.clock.wall_ns())
 
     def missing(self) -> list[str]:
         """What keeps the observer from being ready; empty when it is."""
