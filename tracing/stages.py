@@ -144,7 +144,7 @@ def timeline_of(
     if last is not None and last.request_sent:
         answer = ledger.first_token if first_token_streamed else _upstream_end(ledger)
         if marks is not None:
-            stages |= _engine_stages(last, marks, answer, whole=not first_token_streamed)
+            stages |= _engine_stages(ledger, last, marks, answer, whole=not first_token_streamed)
         elif placement == "durations":
             stages |= _residual_stages(ledger, last, answer)
             closes = False
@@ -221,30 +221,43 @@ def _engine_marks(ledger: Ledger, host: HostIdentity) -> tuple[EngineMarks | Non
     return None, "durations" if any(ms is not None for ms in told) else None
 
 
-def _engine_stages(last: Attempt, marks: EngineMarks, answer: int, *, whole: bool) -> dict[str, float]:
+def _engine_stages(ledger: Ledger, last: Attempt, marks: EngineMarks, answer: int, *, whole: bool) -> dict[str, float]:
     """Engine and transit stages on one clock. What the engine did not reach is absent.
+
+    Of an attempt that was given up before it answered, the engine may know more than the gateway waited for: the stage
+    that it was in then ends with the attempt.
 
     A stream whose first token never got out is summed to its end like a whole answer, but its `first_written` may lie
     before its last token: then emission and transit were not measured, and are left to `unaccounted`.
     """
-    stages: dict[str, float] = {}
-    _put(stages, "transit_out", last.request_sent, marks.received)
-    _put(stages, "engine_tokenize", marks.received, marks.queued)
-    _put(stages, "engine_queue", marks.queued, marks.scheduled)
-    _put(stages, "engine_prefill", marks.scheduled, marks.prefill_end)
-    sampled = marks.prefill_end
+    given_up = whole and not ledger.upstream_end
+    sampled = (marks.last_token or marks.prefill_end) if whole else marks.prefill_end
+    path = [
+        ("transit_out", last.request_sent, marks.received),
+        ("engine_tokenize", marks.received, marks.queued),
+        ("engine_queue", marks.queued, marks.scheduled),
+        ("engine_prefill", marks.scheduled, marks.prefill_end),
+    ]
     if whole:
-        _put(stages, "engine_decode", marks.prefill_end, marks.last_token)
-        sampled = marks.last_token or marks.prefill_end
-        if marks.last_token and marks.first_written and marks.first_written < marks.last_token:
-            return stages
-    _put(stages, "engine_emit", sampled, marks.first_written)
-    _put(stages, "transit_back", marks.first_written, answer or None)
+        path.append(("engine_decode", marks.prefill_end, marks.last_token))
+    written_early = whole and marks.last_token and marks.first_written and marks.first_written < marks.last_token
+    if not written_early:
+        path += [("engine_emit", sampled, marks.first_written), ("transit_back", marks.first_written, answer or None)]
+    stages: dict[str, float] = {}
+    for name, start, end in path:
+        if given_up and start and (not end or end > answer):
+            if start < answer:
+                stages[name] = (answer - start) / 1e9
+            break
+        _put(stages, name, start, end)
     return stages
 
 
 def _residual_stages(ledger: Ledger, last: Attempt, answer: int) -> dict[str, float]:
-    """Another host's durations, and one `transit` that is the rest by construction."""
+    """Another host's durations, and one `transit` that is the rest by construction.
+
+    Where they are longer than the gateway waited (it gave up, the engine went on), it is unknown what was waited for.
+    """
     timings = ledger.timings
     wait = _seconds(last.request_sent, answer)
     if timings is None or wait is None:
@@ -257,8 +270,10 @@ def _residual_stages(ledger: Ledger, last: Attempt, answer: int) -> dict[str, fl
         "engine_decode": timings.predicted_ms if whole else None,
     }
     stages = {name: ms / 1e3 for name, ms in durations.items() if ms is not None}
-    stages["transit"] = wait - sum(stages.values())
-    return stages
+    rest = wait - sum(stages.values())
+    if rest < 0 and not ledger.upstream_end and whole:
+        return {"upstream_wait": wait}
+    return stages | {"transit": rest}
 
 
 def _tpot(ledger: Ledger) -> tuple[float | None, str | None]:

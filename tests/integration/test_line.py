@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -244,3 +245,19 @@ def test_kill_9_of_the_observer_under_load_fails_no_request(up: Line) -> None:
     count = up.until_metric(1, "tokenline_requests_total", outcome="ok")
     timed_stream(up, 3)
     up.until_metric(count + 1, "tokenline_requests_total", outcome="ok")
+
+
+def test_a_request_that_is_given_up_still_has_stages_that_sum_to_its_time(tmp_path: Path) -> None:
+    limits = {"TOKENLINE_SERVER__FIRST_BYTE_TIMEOUT_SECONDS": "0.3", "TOKENLINE_SIMULATED__FORWARD_MS": "1500"}
+    with line(tmp_path, "--device", "simulated", **limits) as slow:
+        answer = slow.chat(max_tokens=2)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        request_id = answer.headers["x-request-id"]
+        deadline = time.monotonic() + 10
+        while "engine_prefill" not in (seen := slow.why(request_id))["stages"]:
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.2)
+        assert seen["placement"] == "exact"
+        assert abs(sum(seen["stages"].values()) + seen["unaccounted_ms"] - seen["e2e_ms"]) < 0.01
+        assert min(seen["stages"].values()) >= 0
+        assert seen["stages"]["engine_prefill"] < 310

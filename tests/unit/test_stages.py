@@ -371,3 +371,56 @@ def test_every_stage_that_can_appear_has_a_place_and_a_description() -> None:
         timeline = timeline_of(case, HERE)
         assert set(timeline.stages) <= set(STAGES)
         assert set(timeline.stages) | {"streaming", "closing", "unaccounted"} <= set(DESCRIPTIONS)
+
+
+NEVER_ANSWERED = {
+    "first_event": None,
+    "first_token": None,
+    "first_visible": None,
+    "first_token_written": None,
+    "last_token": None,
+    "upstream_end": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("given_up_ms", "stage", "length_ms"),
+    [
+        (10.0, "transit_out", 1.0),
+        (11.5, "engine_tokenize", 1.0),
+        (20.0, "engine_queue", 7.5),
+        (50.0, "engine_prefill", 19.5),
+    ],
+)
+def test_a_request_given_up_before_its_answer_ends_in_the_stage_that_it_was_in(
+    given_up_ms: float, stage: str, length_ms: float
+) -> None:
+    """The engine's own account, which came with its span, goes on beyond what the gateway waited for."""
+    given_up = ledger(
+        **NEVER_ANSWERED,
+        attempts=[attempt(end=given_up_ms, upstream_headers=None, upstream_first_byte=None)],
+        finish=given_up_ms + 0.5,
+        outcome=Outcome.UPSTREAM_TIMEOUT,
+    )
+    timeline = timeline_of(given_up, HERE)
+    found = stages_ms(timeline)
+    assert list(found)[-2:] == [stage, "closing"]
+    assert found[stage] == length_ms
+    assert ms(timeline.total) == given_up_ms + 0.5
+    assert closes(timeline)
+    assert abs(timeline.unaccounted or 0) < 1e-9
+    assert timeline.anomalies == ()
+
+
+def test_another_hosts_engine_that_went_on_longer_than_was_waited_leaves_one_wait() -> None:
+    given_up = ledger(
+        **NEVER_ANSWERED,
+        attempts=[attempt(end=40.0)],
+        finish=40.5,
+        timings=timings(ELSEWHERE),
+        outcome=Outcome.UPSTREAM_TIMEOUT,
+    )
+    timeline = timeline_of(given_up, HERE)
+    assert stages_ms(timeline)["upstream_wait"] == 31.0
+    assert "transit" not in timeline.stages
+    assert timeline.anomalies == ()

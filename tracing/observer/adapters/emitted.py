@@ -34,6 +34,7 @@ _CHILDREN = {
 }
 """Names of stage spans: our own engine's, and SGLang's."""
 MAX_DEPTH = 32
+_decode_report = msgspec.json.Decoder(Timings).decode
 _LATENCIES = (*_ATTRIBUTES.values(), semconv.LATENCY_TTFT, semconv.LATENCY_E2E)
 
 
@@ -50,8 +51,16 @@ def tells_all(engine: Span) -> bool:
 def evidence_of_spans(engine: Span, others: Iterable[Span] = ()) -> Evidence | None:
     """What the request's span and the stage spans below it tell; None when they tell no stage.
 
+    Our own engine puts its whole report there, marks included, for requests whose answer nobody was left to read.
+
     Of a stage that came again, after a preemption or on other ranks of a parallel engine, the first counts.
     """
+    report = engine.attributes.get(semconv.TIMINGS)
+    if isinstance(report, str):
+        try:
+            return Evidence(_decode_report(report), SPAN)
+        except msgspec.DecodeError:
+            pass  # not our own engine's: its other attributes may still tell something
     told: dict[str, float] = {}
     for field, name in _ATTRIBUTES.items():
         seconds = _seconds(engine, name)
