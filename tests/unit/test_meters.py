@@ -5,69 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ledgers import ELSEWHERE, HERE, STREAM_STAGES_MS, attempt, ledger, numbered, timings, whole
-from prometheus_client import CollectorRegistry
-from prometheus_client.openmetrics.exposition import generate_latest
+from ledgers import ELSEWHERE, STREAM_STAGES_MS, attempt, ledger, numbered, timings, whole
+from meters_rig import Rig, first_token
 
-from protocol.timings import HostIdentity
-from settings.schema import SloSettings
-from tracing.clock import FakeClock
-from tracing.ledger import FirstToken, Ledger, Outcome, Usage, WorkerState
-from tracing.observer.keep import KeepRule
-from tracing.observer.meters import MAX_ROUTES, Meters
-from tracing.observer.rows import Row
-from tracing.observer.workers import SILENCE_NS, Workers
-from tracing.stages import timeline_of
+from tracing import semconv
+from tracing.ledger import Outcome, Usage
+from tracing.observer.meters import MAX_ROUTES
+from tracing.spans import Span
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 TPOT = "gen_ai_server_time_per_output_token_seconds"
 DURATION = "gen_ai_server_request_duration_seconds"
 STAGE = "tokenline_stage_duration_seconds"
 ROUTE = {"model": "m", "upstream": "engine", "surface": "chat"}
-
-
-class Rig:
-    """Meters and a way to read them."""
-
-    def __init__(self, share: float = 1.0) -> None:
-        self.registry = CollectorRegistry()
-        self.keep = KeepRule({"default": SloSettings(ttft_ms=1000, tpot_ms=100)}, share)
-        self.meters = Meters(self.registry, trace_is_kept=self.keep.keeps_for_sure)
-
-    def close(self, made: Ledger, host: HostIdentity = HERE) -> Row:
-        timeline = timeline_of(made, host)
-        row = Row(made, timeline, host, self.keep.keeps(made, timeline))
-        self.meters.closed(row)
-        self.meters.stages(row)
-        return row
-
-    def value(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(name, labels)
-
-    def series(self, name: str) -> dict[tuple[str, ...], float]:
-        return {
-            tuple(sample.labels.values()): sample.value
-            for family in self.registry.collect()
-            for sample in family.samples
-            if sample.name == name
-        }
-
-    def page(self) -> str:
-        return generate_latest(self.registry).decode()
-
-
-def first_token(made: Ledger, **changes: Any) -> FirstToken:
-    ttft_ns = made.first_token_written - made.ingress
-    fields: dict[str, Any] = {
-        "request_id": made.request_id,
-        "worker": 0,
-        "model": made.model,
-        "upstream": made.upstream,
-        "surface": made.surface,
-        "ttft_ns": ttft_ns,
-        "trace_id": made.trace_id,
-    }
-    return FirstToken(**(fields | changes))
 
 
 def test_ttft_is_observed_at_the_first_token_and_not_again_at_the_end() -> None:
@@ -228,111 +178,58 @@ def test_a_first_token_without_a_trace_id_has_no_exemplar() -> None:
     assert rig.value(TTFT + "_count", **ROUTE) == 1
 
 
-KEEP: list[tuple[str, dict[str, Any], bool]] = [
-    ("an ordinary request", {}, False),
-    ("an upstream's error", {"outcome": Outcome.UPSTREAM_ERROR}, True),
-    ("a cancellation", {"outcome": Outcome.CLIENT_CANCELLED}, True),
-    ("a client's error", {"outcome": Outcome.CLIENT_ERROR}, True),
-    ("a stranger's key", {"outcome": Outcome.AUTH_ERROR}, False),
-    ("a slow first token", {"first_token_written": 1001.0}, True),
-    ("a first token within the objective", {"first_token_written": 999.0}, False),
-    ("slow tokens", {"last_token": 6000.0}, True),
-    (
-        "a stream that waited for nothing",
-        {"first_token": None, "first_token_written": None, "finish": 1001.0},
-        True,
-    ),
+def test_the_clients_side_of_a_stream_is_observed_and_what_is_unknown_is_not() -> None:
+    rig = Rig()
+    rig.close(ledger(client_rtt_ns=20_000_000, backpressure_ns=300_000_000))
+    rig.close(ledger())
+    rig.close(whole(backpressure_ns=5))
+    assert rig.value("tokenline_client_rtt_seconds_count") == 1
+    assert rig.value("tokenline_client_rtt_seconds_sum") == pytest.approx(0.02)
+    assert rig.value("tokenline_client_backpressure_seconds_count") == 2
+    assert rig.value("tokenline_client_backpressure_seconds_sum") == pytest.approx(0.3)
+    assert rig.value(STAGE + "_sum", stage="client_backpressure", upstream="engine") == pytest.approx(0.3)
+
+
+def engine_span(**attributes: Any) -> Span:
+    return Span("1" * 32, "2" * 16, "llm_request", 1, 2, attributes=attributes)
+
+
+ABORTED = {semconv.ABORT_SECONDS: 0.004, semconv.WASTED_TOKENS: 3}
+LEFT = {"outcome": Outcome.CLIENT_CANCELLED, "client_gone": 180.0}
+ABORTS: list[tuple[str, dict[str, Any], list[Span], float | None, float | None]] = [
+    ("the engine says when it was free", LEFT, [engine_span(**ABORTED)], 0.009, 3),
+    ("it does not say", LEFT, [engine_span()], 0.005, None),
+    ("no span came", LEFT, [], 0.005, None),
+    ("nothing was sent yet", LEFT | {"attempts": [attempt(request_sent=None)]}, [], None, None),
+    ("the upstream had ended before", LEFT | {"client_gone": 190.0}, [], None, None),
+    ("no attempt", LEFT | {"attempts": []}, [], None, None),
+    ("it timed out and nobody left", {"outcome": Outcome.UPSTREAM_TIMEOUT}, [engine_span(**ABORTED)], None, 3),
+    ("a good request", {}, [engine_span()], None, None),
+    ("nonsense", LEFT, [engine_span(**{semconv.ABORT_SECONDS: "x", semconv.WASTED_TOKENS: -4})], 0.005, None),
 ]
 
 
-@pytest.mark.parametrize(("changes", "kept"), [case[1:] for case in KEEP], ids=[case[0] for case in KEEP])
-def test_kept_beside_the_share(changes: dict[str, Any], kept: bool) -> None:
-    made = ledger(**changes)
-    rule = KeepRule({"default": SloSettings(ttft_ms=1000, tpot_ms=100)}, 0.0)
-    assert rule.keeps(made, timeline_of(made, HERE)) is kept
+@pytest.mark.parametrize(
+    ("changes", "spans", "seconds", "wasted"), [case[1:] for case in ABORTS], ids=[case[0] for case in ABORTS]
+)
+def test_how_soon_work_stops_for_a_client_that_left(
+    changes: dict[str, Any], spans: list[Span], seconds: float | None, wasted: float | None
+) -> None:
+    rig = Rig()
+    rig.meters.left_early(ledger(**changes), spans)
+    found = rig.value("tokenline_abort_propagation_seconds_sum", upstream="engine")
+    assert found == (None if seconds is None else pytest.approx(seconds))
+    assert rig.value("tokenline_wasted_tokens_total", upstream="engine") == wasted
 
 
-def test_objectives_are_per_model() -> None:
-    made = ledger(first_token_written=500.0)
-    rule = KeepRule({"default": SloSettings(), "m": SloSettings(ttft_ms=400)}, 0.0)
-    assert rule.keeps(made, timeline_of(made, HERE))
-
-
-def test_the_share_is_a_share_and_the_same_for_the_same_trace() -> None:
-    rule = KeepRule({}, 0.25)
-    kept = [trace for number in range(4000) if rule.in_share(trace := f"{number:032x}")]
-    assert 900 < len(kept) < 1100
-    assert all(rule.in_share(trace) for trace in kept)
-    assert KeepRule({}, 1.0).in_share("f" * 32)
-    assert not KeepRule({}, 0.0).in_share("0" * 32)
-
-
-class WorkersRig:
-    """Workers on a clock of the test."""
-
-    def __init__(self) -> None:
-        self.rig = Rig()
-        self.clock = FakeClock()
-        self.workers = Workers(
-            self.clock,
-            self.rig.meters.gauges["tokenline_inflight_requests"],
-            max_upstreams=4,
-            dropped=self.rig.meters.ledgers_dropped,
-        )
-
-    def report(self, pid: int, dropped: int = 0, **inflight: int) -> None:
-        self.workers.report(WorkerState(pid % 10, pid, HERE, inflight, dropped))
-
-    def inflight(self) -> dict[str, float]:
-        return {labels[0]: value for labels, value in self.rig.series("tokenline_inflight_requests").items()}
-
-    def dropped(self) -> float | None:
-        return self.rig.value("tokenline_ledgers_dropped_total")
-
-
-def test_inflight_is_the_sum_over_workers_and_falls_to_zero() -> None:
-    rig = WorkersRig()
-    rig.report(11, engine=3)
-    rig.report(12, engine=2, other=1)
-    assert rig.inflight() == {"engine": 5, "other": 1}
-    rig.report(12)
-    assert rig.inflight() == {"engine": 3, "other": 0}
-
-
-def test_a_worker_that_fell_silent_is_no_longer_counted() -> None:
-    rig = WorkersRig()
-    rig.report(11, engine=3)
-    rig.clock.advance_ms(SILENCE_NS / 1e6 - 1)
-    rig.report(12, engine=2)
-    assert rig.inflight() == {"engine": 5}
-    rig.clock.advance_ms(2)
-    rig.workers.publish()
-    assert rig.inflight() == {"engine": 2}
-    assert [state.pid for state in rig.workers.live()] == [12]
-
-
-def test_what_workers_lost_only_ever_adds_up() -> None:
-    rig = WorkersRig()
-    rig.report(11, dropped=5)
-    rig.report(12, dropped=1)
-    rig.report(11, dropped=7)
-    rig.report(11, dropped=7)
-    assert rig.dropped() == 8
-    rig.report(11, dropped=2)  # the same pid from a new process
-    assert rig.dropped() == 10
-    rig.clock.advance_ms(60_000)
-    rig.report(12, dropped=1)
-    assert rig.dropped() == 10
-
-
-def test_upstream_names_of_workers_are_bounded() -> None:
-    rig = WorkersRig()
-    rig.report(11, **{f"u{number}": 1 for number in range(6)})
-    assert rig.inflight() == {"u0": 1, "u1": 1, "u2": 1, "u3": 1, "other": 2}
-
-
-def test_a_ledgers_clock_is_its_workers() -> None:
-    rig = WorkersRig()
-    rig.workers.report(WorkerState(3, 13, ELSEWHERE, {}, 0))
-    assert rig.workers.host_of(3, HERE) == ELSEWHERE
-    assert rig.workers.host_of(4, HERE) == HERE
+def test_slo_and_bands_have_counters_with_bounded_models() -> None:
+    rig = Rig()
+    for number in range(MAX_ROUTES + 5):
+        rig.meters.slo(f"m{number}", "ttft", number > 0)
+    assert rig.value("tokenline_slo_requests_total", model="m0", slo="ttft", result="bad") == 1
+    assert rig.value("tokenline_slo_requests_total", model="m1", slo="ttft", result="good") == 1
+    assert rig.value("tokenline_slo_requests_total", model="other", slo="ttft", result="good") == 5
+    rig.meters.band_request("m", "p99+")
+    rig.meters.band_seconds("m", "p99+", "engine_queue", 0.5)
+    assert rig.value("tokenline_band_requests_total", model="m", band="p99+") == 1
+    assert rig.value("tokenline_band_stage_seconds_total", model="m", band="p99+", stage="engine_queue") == 0.5

@@ -12,13 +12,15 @@ from tracing.clock import Clock, host_identity
 from tracing.ledger import Admitted, Closed, FirstToken, Ledger, Record, WorkerState
 from tracing.observer.access_log import AccessLog
 from tracing.observer.adapters import evidence_of_header, retold, stand_ins
+from tracing.observer.bands import Bands
 from tracing.observer.baseline import Baselines
 from tracing.observer.baseline_file import BaselineFile
 from tracing.observer.export import Exporter
 from tracing.observer.join import Join
-from tracing.observer.keep import KeepRule
+from tracing.observer.keep import KeepRule, Slowest
 from tracing.observer.meters import MAX_ROUTES, Meters
 from tracing.observer.rows import Row
+from tracing.observer.slo import Objectives, SloCounter
 from tracing.observer.store import AddLateSpans, AddRow, AddSpans, ReplaceRow, Store
 from tracing.observer.verdict import Judge
 from tracing.observer.workers import Workers
@@ -38,16 +40,22 @@ class Observer:
         self.clock = clock
         self._host = host_identity()
         self._exporter = exporter
-        self._keep = KeepRule(settings.slo, settings.tracing.sample_ratio)
+        objectives = Objectives(settings.slo)
+        tracing = settings.tracing
+        slowest = Slowest(clock, count=tracing.keep_slowest, window_seconds=tracing.keep_window_seconds)
+        self._keep = KeepRule(objectives, tracing.sample_ratio, slowest)
         self.meters = Meters(registry, trace_is_kept=self._keep.keeps_for_sure)
         if exporter is not None:
             exporter.count_failures(lambda traces: self.meters.traces_dropped("export_failed", traces))
         self.workers = Workers(
             clock,
-            self.meters.gauges["tokenline_inflight_requests"],
-            max_upstreams=MAX_ROUTES,
+            self.meters.gauges,
+            max_names=MAX_ROUTES,
             dropped=self.meters.ledgers_dropped,
+            lagged=self.meters.loop_lags,
         )
+        self._slo = SloCounter(objectives, clock, self.meters.slo)
+        self._bands = Bands(clock, self.meters.band_request, self.meters.band_seconds)
         self.baselines = Baselines()
         self.baseline_file = BaselineFile(settings.state_dir / "baselines.msgpack", self.baselines)
         self.join = Join(self, clock, wait_ms=settings.tracing.join_wait_ms)
@@ -71,10 +79,12 @@ class Observer:
                     self._close(ledger)
                 case FirstToken():
                     self.meters.first_token(record)
+                    self._slo.first_token(record)
                 case WorkerState():
                     self.workers.report(record)
+                    self._slo.worker(record)
                 case Admitted():
-                    pass  # what is in flight now comes with WorkerState
+                    self._slo.admitted(record)
 
     def take_spans(self, spans: Iterable[Span]) -> None:
         """Engine spans from the OTLP receiver."""
@@ -88,6 +98,7 @@ class Observer:
         """Called a few times a second."""
         self.join.tick()
         self.workers.publish()
+        self._slo.tick()
 
     def judge(self) -> Judge:
         """Judges requests against what is usual now."""
@@ -110,6 +121,7 @@ class Observer:
             evidence = evidence_of_header(ledger.attempts[-1].server_timing)
             row = retold(row, evidence) if evidence is not None else row
         self.meters.closed(row)
+        self._slo.closed(ledger, timeline)
         self.store.put(AddRow(row))
         if self.access_log is not None:
             self.access_log.add(row)
@@ -119,11 +131,14 @@ class Observer:
 
     def timed(self, row: Row, *, changed: bool) -> None:
         self.meters.stages(row)
+        self._slo.told(row.ledger, row.timeline)
+        self._bands.told(row)
         self.baselines.add(row)
         if changed:
             self.store.put(ReplaceRow(row))
 
     def completed(self, row: Row, spans: list[Span]) -> None:
+        self.meters.left_early(row.ledger, spans)
         if not row.kept:
             return
         derived: list[Span] = []
@@ -133,6 +148,7 @@ class Observer:
         self.store.put(AddSpans(row.ledger.trace_id, spans, stand_ins_left=bool(derived)))
 
     def late(self, trace_id: str, spans: list[Span], *, kept: bool, upstream: str) -> None:
+        self.meters.wasted(upstream, spans)
         if kept:  # the store knows whether stand-ins were exported in their place
             self.store.put(AddLateSpans(trace_id, spans))
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from tracing import metrics
+from tracing import metrics, semconv
 from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
 from tracing.metrics import prompt_size_class
 from tracing.observer.labels import Bounded, status_label
 from tracing.observer.rows import Row
+from tracing.spans import Span
 from tracing.stages import Timeline
 
 MAX_ROUTES = 64
@@ -39,6 +40,8 @@ class Meters:
         self._routes = Bounded(MAX_ROUTES)
         self._upstreams = Bounded(MAX_ROUTES)
         self._teams = Bounded(MAX_ROUTES)
+        self._models = Bounded(MAX_ROUTES)
+        self._workers = Bounded(MAX_ROUTES)
         # `labels()` of prometheus_client costs more than an observation: children are looked up here instead.
         self._children: dict[tuple[str, ...], Counter | Histogram] = {}
         self._first_tokens: OrderedDict[str, None] = OrderedDict()
@@ -82,6 +85,10 @@ class Meters:
         for attempt in ledger.attempts:
             self._inc("tokenline_attempts_total", self._upstream(attempt.upstream), _attempt_result(attempt))
         self._tokens(ledger, timeline, model)
+        if ledger.client_rtt_ns:
+            self._observe("tokenline_client_rtt_seconds", ledger.client_rtt_ns / 1e9)
+        if ledger.stream and ledger.first_token_written:
+            self._observe("tokenline_client_backpressure_seconds", ledger.backpressure_ns / 1e9)
         if row.kept:
             self._inc("tokenline_traces_kept_total")
 
@@ -94,7 +101,47 @@ class Meters:
         if timeline.ttft is not None and timeline.unaccounted is not None and timeline.placement == "exact":
             self._observe("tokenline_ttft_unaccounted_seconds", abs(timeline.unaccounted), upstream)
         for name in timeline.anomalies:
-            self._inc("tokenline_timing_anomalies_total", name)
+            self.timing_anomaly(name)
+
+    def slo(self, model: str, objective: str, good: bool) -> None:
+        """A request met the objective `ttft` or `tpot`, or did not."""
+        self._inc("tokenline_slo_requests_total", self._model(model), objective, "good" if good else "bad")
+
+    def band_request(self, model: str, band: str) -> None:
+        self._inc("tokenline_band_requests_total", model, band)
+
+    def band_seconds(self, model: str, band: str, stage: str, seconds: float) -> None:
+        self._inc("tokenline_band_stage_seconds_total", model, band, stage, amount=seconds)
+
+    def loop_lags(self, worker: int, lags_ns: Iterable[int]) -> None:
+        (name,) = self._workers.keep(str(worker))
+        for lag_ns in lags_ns:
+            self._observe("tokenline_event_loop_lag_seconds", lag_ns / 1e9, name)
+
+    def left_early(self, ledger: Ledger, spans: Iterable[Span]) -> None:
+        """How soon work stopped for a client that had gone; `spans` are all that the engine sent of the request.
+
+        From the client's going to the upstream's connection closed by the gateway's clock, and from then to slot and
+        pages freed by the engine's, where it says so: durations of two clocks, added and never subtracted.
+        """
+        self.wasted(ledger.upstream, spans := list(spans))
+        if ledger.outcome is not Outcome.CLIENT_CANCELLED or not ledger.client_gone or not ledger.attempts:
+            return
+        last = ledger.attempts[-1]
+        if last.request_sent and last.end >= ledger.client_gone:
+            freed = [s for span in spans if isinstance(s := span.attributes.get(semconv.ABORT_SECONDS), int | float)]
+            seconds = (last.end - ledger.client_gone) / 1e9 + max(freed, default=0.0)
+            self._observe("tokenline_abort_propagation_seconds", seconds, self._upstream(ledger.upstream))
+
+    def wasted(self, upstream: str, spans: Iterable[Span]) -> None:
+        """Tokens that engines made for clients that had gone."""
+        for span in spans:
+            tokens = span.attributes.get(semconv.WASTED_TOKENS)
+            if isinstance(tokens, int) and tokens > 0:
+                self._inc("tokenline_wasted_tokens_total", self._upstream(upstream), amount=tokens)
+
+    def timing_anomaly(self, kind: str, count: int = 1) -> None:
+        self._inc("tokenline_timing_anomalies_total", kind, amount=count)
 
     def traces_dropped(self, reason: str, count: int) -> None:
         """Called from any thread."""
@@ -136,6 +183,9 @@ class Meters:
     def _route(self, model: str, upstream: str, surface: str) -> tuple[str, ...]:
         return self._routes.keep(model, upstream, surface)
 
+    def _model(self, model: str) -> str:
+        return self._models.keep(model)[0]
+
     def _upstream(self, upstream: str) -> str:
         return self._upstreams.keep(upstream)[0]
 
@@ -149,7 +199,8 @@ class Meters:
     def _observe(self, name: str, value: float, *labels: str, exemplar: str = "") -> None:
         child = self._children.get((name, *labels))
         if child is None:
-            child = self._children[(name, *labels)] = self._histograms[name].labels(*labels)
+            metric = self._histograms[name]
+            child = self._children[(name, *labels)] = metric.labels(*labels) if labels else metric
         cast(Histogram, child).observe(value, {"trace_id": exemplar} if exemplar else None)
 
 

@@ -27,8 +27,13 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def slow_ms(self) -> float | None:
         """What slowness is judged by: TTFT, else E2E (whole answers, and streams that never had a first token)."""
-        seconds = self.timeline.ttft if self.timeline.ttft is not None else self.timeline.e2e
+        seconds = slowness(self.timeline)
         return None if seconds is None else seconds * 1e3
+
+
+def slowness(timeline: Timeline) -> float | None:
+    """Seconds that a request is called slow by: TTFT, else E2E."""
+    return timeline.ttft if timeline.ttft is not None else timeline.e2e
 
 
 encode_row = msgspec.msgpack.Encoder().encode

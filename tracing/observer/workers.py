@@ -1,8 +1,8 @@
-"""The relay workers as they are now: who lives, what is in flight, what they had to drop."""
+"""The relay workers as they are now: who lives, what is in flight, what waits and since when, what was dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from prometheus_client import Gauge
@@ -24,13 +24,27 @@ class _Seen(msgspec.Struct, frozen=True):
 class Workers:
     """Last state of each worker process. A worker that is silent for SILENCE_NS is no longer counted."""
 
-    def __init__(self, clock: Clock, inflight: Gauge, *, max_upstreams: int, dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        gauges: Mapping[str, Gauge],
+        *,
+        max_names: int,
+        dropped: Callable[[int], None],
+        lagged: Callable[[int, list[int]], None],
+    ) -> None:
+        """`dropped` is told how many more ledgers were lost, `lagged` how late (ns) a worker's loop ran its ticks."""
         self._clock = clock
-        self._inflight = inflight
-        self._upstreams = Bounded(max_upstreams)
+        self._inflight = gauges["tokenline_inflight_requests"]
+        self._queue_depth = gauges["tokenline_queue_depth"]
+        self._oldest_waiting = gauges["tokenline_oldest_waiting_seconds"]
+        self._upstreams = Bounded(max_names)
+        self._models = Bounded(max_names)
         self._dropped = dropped
+        self._lagged = lagged
         self._seen: dict[int, _Seen] = {}  # by pid, the longest silent first
         self._published: set[str] = set()
+        self._waited: set[str] = set()
 
     def report(self, state: WorkerState) -> None:
         """One worker's own account of itself."""
@@ -43,12 +57,34 @@ class Workers:
         self._seen[state.pid] = _Seen(state, self._clock.mono_ns())
         if len(self._seen) > MAX_WORKERS:
             del self._seen[next(iter(self._seen))]
+        if state.loop_lags:
+            self._lagged(state.worker, state.loop_lags)
         self.publish()
 
     def publish(self) -> None:
-        """Sets the gauges to the sums over live workers; upstreams without requests show 0."""
+        """Sets the gauges to what live workers said; upstreams and models without requests show 0.
+
+        The age of the oldest request grows on between two reports of its worker.
+        """
+        live = self.live()
+        self._publish_inflight(live)
+        self._publish_waiting(live)
+
+    def _publish_waiting(self, live: list[WorkerState]) -> None:
+        self._queue_depth.set(sum(state.queue_depth for state in live))
+        now = self._clock.mono_ns()
+        ages = dict.fromkeys(self._waited, 0.0)
+        for state in live:
+            for model, ingress in state.waiting.items():
+                (name,) = self._models.keep(model)
+                ages[name] = max(ages.get(name, 0.0), (now - ingress) / 1e9)
+        for name, seconds in ages.items():
+            self._oldest_waiting.labels(name).set(seconds)
+        self._waited = set(ages)
+
+    def _publish_inflight(self, live: list[WorkerState]) -> None:
         sums = dict.fromkeys(self._published, 0)
-        for state in self.live():
+        for state in live:
             for upstream, count in state.inflight.items():
                 (name,) = self._upstreams.keep(upstream)
                 sums[name] = sums.get(name, 0) + count
