@@ -42,7 +42,9 @@ def with_admin_key(settings: Settings) -> Settings:
     file = settings.state_dir / "admin-key"
     key = read_key_file(file)
     if key is None:
-        key = "sk-tl-admin-" + secrets.token_urlsafe(32)
+        from gateway.keys.secret import ADMIN_PREFIX
+
+        key = ADMIN_PREFIX + secrets.token_urlsafe(32)
         write_key_file(file, key)
     server = settings.server.model_copy(update={"admin_key": SecretStr(key)})
     return settings.model_copy(update={"server": server})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import sys
 from typing import Annotated
 
@@ -25,7 +26,7 @@ Begin with:
   tokenline up                  a gateway with a key and a model behind it
   tokenline why REQUEST_ID      where the time of one request went
 
-Every verb has --help with examples, and --json.
+Every command has --help with examples, and --json.
 
 {EXIT_CODES}
 """,
@@ -64,6 +65,12 @@ def main() -> None:
         _fail(str(error), error.code)
     except SettingsError as error:
         _fail(str(error), Exit.USAGE)
+    except sqlite3.Error as error:
+        _fail(
+            f"a file in the state folder can't be used: {error}; TOKENLINE_STATE_DIR names another folder", Exit.FAILURE
+        )
+    except UnicodeEncodeError:
+        _fail("an argument is not valid UTF-8", Exit.USAGE)
     except Exception as error:
         if os.environ.get("TOKENLINE_TRACEBACK"):
             raise

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import sqlite3
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Body, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.keys.store import AliasInUse, KeyNotFound, KeyStore
 from settings import Settings
+
+T = TypeVar("T")
 
 
 class NewKey(BaseModel):
@@ -27,14 +31,21 @@ def keys_router(settings: Settings) -> APIRouter:
     router = APIRouter(prefix="/keys", tags=["keys"])
     store = KeyStore(settings.keys_path)
 
+    def stored(call: Callable[[], T]) -> T:
+        """What the store says; 503 with the reason when it can't be used (a full disk, a locked or damaged file)."""
+        try:
+            return call()
+        except sqlite3.Error as error:
+            raise HTTPException(503, f"The key store can't be used: {error}") from error
+
     @router.get("")
     def list_keys() -> dict[str, Any]:
-        return {"keys": [record.public() for record in store.list()]}
+        return {"keys": [record.public() for record in stored(store.list)]}
 
     @router.post("", status_code=201)
     def create_key(new: Annotated[NewKey, Body()]) -> dict[str, Any]:
         try:
-            secret, record = store.create(new.alias, new.team, new.models, new.expires_ns)
+            secret, record = stored(lambda: store.create(new.alias, new.team, new.models, new.expires_ns))
         except (AliasInUse, ValueError) as error:
             raise HTTPException(409 if isinstance(error, AliasInUse) else 422, str(error)) from error
         return {"secret": secret, **record.public()}
@@ -42,7 +53,7 @@ def keys_router(settings: Settings) -> APIRouter:
     @router.delete("/{id_or_alias}")
     def revoke_key(id_or_alias: str) -> dict[str, Any]:
         try:
-            return store.revoke(id_or_alias).public()
+            return stored(lambda: store.revoke(id_or_alias)).public()
         except KeyNotFound as error:
             raise HTTPException(404, str(error.args[0])) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.keys.secret import PREFIX, is_well_formed
+from gateway.keys.secret import ADMIN_PREFIX, PREFIX, is_well_formed
 from protocol.errors import ApiError
 
 CREDENTIAL_HEADERS = (b"authorization", b"x-api-key", b"api-key")
@@ -22,6 +22,9 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
             if found.get(shown, key) != key:
                 raise ApiError(401, "conflicting_credentials", f"Two different {shown} headers came. Send one.")
             found[shown] = key
+    if any(key.strip() for key in found.values()):
+        # An empty header beside a key is a leftover, not a second credential.
+        found = {name: key for name, key in found.items() if key.strip()}
     if not found:
         raise ApiError(401, "missing_key", f"No API key came with the request. {_EXPECTED}")
     if len(set(found.values())) > 1:
@@ -64,12 +67,16 @@ def _clean(key: str) -> str:
 
 def unknown_key(key: str) -> ApiError:
     """The 401 for a key that no record matches, with the likeliest slip."""
-    if key.startswith(PREFIX):
+    if key.startswith(ADMIN_PREFIX):
+        slip = "It is an admin key, which is for the ops listener; apps use a key made by `tokenline keys create`."
+    elif key.startswith(PREFIX):
         slip = (
             "It has the right form, so it belongs to another gateway or was deleted."
             if is_well_formed(key)
             else "Its checksum is wrong, so it was cut short or mistyped."
         )
+    elif key[0] in "\"'":
+        slip = "It is in quotes, which belong to the file or shell that it came from."
     elif key.startswith("$"):
         slip = "It looks like a variable that was not expanded."
     else:

@@ -7,6 +7,8 @@ import secrets
 import zlib
 
 PREFIX = "sk-tl-"
+ADMIN_PREFIX = PREFIX + "admin-"
+"""Of the ops listener's key, which is no tenant's."""
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _BODY_DIGITS = 43  # 62**43 > 2**256
 _CHECK_DIGITS = 6  # 62**6 > 2**32

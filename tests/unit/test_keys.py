@@ -76,6 +76,7 @@ def test_each_slip_with_the_key_has_its_own_401(headers: list[tuple[str, str]], 
         [(b"x-api-key", b"k")],
         [(b"api-key", b"k")],
         [(b"authorization", b"Bearer k"), (b"x-api-key", b"k")],
+        [(b"authorization", b"Bearer k"), (b"x-api-key", b"")],
     ],
 )
 def test_every_place_for_the_key_is_accepted(headers: list[tuple[bytes, bytes]]) -> None:
