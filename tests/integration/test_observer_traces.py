@@ -103,7 +103,7 @@ def test_spans_of_a_trace_that_was_stored_long_ago_are_added_and_of_nobodys_coun
 
 def test_traces_that_are_not_kept_are_findable_and_not_exported(start: Start, backend: Backend) -> None:
     observer = start(
-        environment={"OTEL_EXPORTER_OTLP_ENDPOINT": backend.url}, tracing={"sample_ratio": 0.0}
+        environment={"OTEL_EXPORTER_OTLP_ENDPOINT": backend.url}, tracing={"sample_ratio": 0.0, "keep_slowest": 0}
     ).wait_healthy()
     link = WorkerLink(observer.settings.intake_socket)
     ordinary, failed = here(1), here(2, outcome=Outcome.UPSTREAM_ERROR, status=502, error_code="upstream_error")
