@@ -231,6 +231,7 @@ class _Play:
     async def _compute_first_token(self) -> None:
         await _pause(self._script.queue_ms)
         self._witness.scheduled_ns = self._clock.mono_ns()
+        self._changed()
         await _pause(self._script.prefill_ms)
         self._witness.prefill_end_ns = self._clock.mono_ns()
 

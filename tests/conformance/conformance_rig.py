@@ -25,6 +25,7 @@ from settings import Settings
 from tracing.clock import FakeClock, SystemClock
 from tracing.ledger import Closed, FirstToken, Ledger, Record
 from tracing.observer.core import Observer
+from tracing.observer.join import SETTLE_NS
 from tracing.observer.otlp import from_protobuf
 from tracing.observer.rows import Row
 from tracing.observer.view import trace_of
@@ -48,6 +49,8 @@ class Bench:
         self.observer_clock = FakeClock()
         self.observer = Observer(settings, self.observer_clock, self.registry, None)
         self.spans_taken = 0
+        self.spans_may_come = asyncio.Event()
+        self.spans_may_come.set()
         self._changed = asyncio.Event()
 
     async def take_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,6 +65,7 @@ class Bench:
 
     async def take_spans(self, body: bytes) -> None:
         """What the receiver does with a body."""
+        await self.spans_may_come.wait()
         spans = from_protobuf(body).spans
         self.observer.take_spans(spans)
         self.spans_taken += len(spans)
@@ -93,6 +97,12 @@ class Bench:
         request_id = answer.headers["x-tokenline-request-id"]
         await self.until(lambda: any(x.request_id == request_id for x in self.ledgers()), f"a ledger of {request_id}")
         return next(x for x in self.ledgers() if x.request_id == request_id)
+
+    async def take_all_spans(self, count: int) -> None:
+        """Waits for engine spans, and until the join looks for no more of them."""
+        await self.until(lambda: self.spans_taken >= count, f"{count} spans")
+        self.observer_clock.advance_ms(SETTLE_NS / 1e6 + 1)
+        self.observer.tick()
 
     def end_waits(self) -> None:
         """The join's wait passes: stages are known as well as they ever will be."""

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from conformance_rig import Bench, bench
-from oracle import Expect, Played, check_all
+from expectation import Expect, Played
+from oracle import check_all
 
 from loadtest.scripted.script import Script
 from tracing.ledger import Outcome
@@ -24,11 +25,13 @@ class Case(NamedTuple):
     stream: bool = True
     usage: bool = False
     """The client asks for the counts."""
-    bench: dict[str, Any] = {}
+    bench: dict[str, Any] | None = None
+    """Options of the bench."""
     surfaces: tuple[str, ...] = SURFACES
 
 
 FALLBACK = {"upstreams": ("a", "b")}
+DEAD = FALLBACK | {"dead": ("a",)}
 CASES = (
     Case("stream", {}, Expect()),
     Case("stream with the counts asked for", {}, Expect(), usage=True),
@@ -61,13 +64,15 @@ CASES = (
     Case("engine on another host, whole", {"timings": "elsewhere"}, Expect(told_by="elsewhere"), stream=False),
     Case("llama.cpp's timings", {"timings": "durations"}, Expect(told_by="llama.cpp")),
     Case("llama.cpp's timings, whole", {"timings": "durations"}, Expect(told_by="llama.cpp"), stream=False),
-    Case("fallback from a dead upstream", {}, Expect(attempts=(("a", "connect"), ("b", "ok"))), bench=FALLBACK | {"dead": ("a",)}),
+    Case("Server-Timing", {"server_timing": True}, Expect(told_by="header")),
+    Case("Server-Timing, whole", {"server_timing": True}, Expect(told_by="header"), stream=False),
+    Case("fallback from a dead upstream", {}, Expect(attempts=(("a", "connect"), ("b", "ok"))), bench=DEAD),
     Case(
         "fallback from a dead upstream, whole",
         {},
         Expect(attempts=(("a", "connect"), ("b", "ok"))),
         stream=False,
-        bench=FALLBACK | {"dead": ("a",)},
+        bench=DEAD,
     ),
     Case(
         "fallback from a failing upstream to an engine that tells",
@@ -116,7 +121,7 @@ def named(cases: tuple[Case, ...]) -> list[Any]:
 
 @pytest.mark.parametrize(("case", "surface"), named(CASES))
 async def test_marks_stages_samples_and_spans_are_true(tmp_path: Path, case: Case, surface: str) -> None:
-    async with bench(tmp_path, **case.bench) as b:
+    async with bench(tmp_path, **(case.bench or {})) as b:
         played = await play(b, case, surface)
         b.end_waits()
         check_all(played, case.expect, {})
