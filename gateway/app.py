@@ -43,6 +43,15 @@ def build_app(relay: Relay, base_url: str) -> FastAPI:
     return app
 
 
+def data_plane(app: FastAPI) -> dict[str, Endpoint]:
+    """Path -> endpoint of the application's data-plane routes: found by one look-up, not by trying every route."""
+    return {
+        route.path: route.endpoint
+        for route in app.router.routes
+        if isinstance(route, Route) and isinstance(route.endpoint, SurfaceEndpoint)
+    }
+
+
 async def health(_request: object) -> JSONResponse:
     """The worker answers."""
     return JSONResponse({"status": "ok"})

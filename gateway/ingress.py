@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.client_clock import TrustedProxies, request_start_ns
 from gateway.exchange import Exchange, Receive, Scope, Send
@@ -19,11 +19,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Ingress:
-    """Runs `app` inside a ledger."""
+    """Runs `app`, or the data-plane endpoint of the path, inside a ledger."""
 
     def __init__(
         self,
         app: App,
+        data_plane: Mapping[str, App],
         reporter: Reporter,
         clock: Clock,
         worker: int,
@@ -32,6 +33,7 @@ class Ingress:
         unanswered: dict[str, Ledger],
     ) -> None:
         self._app = app
+        self._data_plane = data_plane
         self._lag = lag
         self._proxies = proxies
         self._unanswered = unanswered
@@ -52,7 +54,7 @@ class Ingress:
             ledger.client_network_ns = ledger.wall_ns - started_ns if started_ns else None
         self._unanswered[ledger.request_id] = ledger
         try:
-            await self._app(scope, receive, exchange.send)
+            await self._data_plane.get(scope["path"], self._app)(scope, receive, exchange.send)
         finally:
             del self._unanswered[ledger.request_id]
             self._reporter.closed(exchange.close())

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from gateway.admission import Admission
-from gateway.app import build_app
+from gateway.app import build_app, data_plane
 from gateway.client_clock import TrustedProxies
 from gateway.connection import Protocol
 from gateway.ingress import Ingress
@@ -55,7 +55,16 @@ class Worker:
         application = build_app(relay, settings.advertised_base_url)
         application.router.lifespan_context = self._lifespan
         proxies = TrustedProxies(settings.server.trusted_proxies)
-        self.app = Ingress(application, self._reporter, clock, worker, self._lag, proxies, self._unanswered)
+        self.app = Ingress(
+            application,
+            data_plane(application),
+            self._reporter,
+            clock,
+            worker,
+            self._lag,
+            proxies,
+            self._unanswered,
+        )
 
     def _state(self, dropped: int) -> WorkerState:
         return WorkerState(
