@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ledgers import HERE, ledger, numbered, whole
+from ledgers import ledger, numbered, whole
+from store_rig import Rig, count, row, span
 
-from tracing.ledger import Ledger
 from tracing.observer import store as store_module
-from tracing.observer.rows import Row
 from tracing.observer.schema import StoreError
-from tracing.observer.store import AddLateSpans, AddRow, AddSpans, ReplaceRow, Store
+from tracing.observer.store import AddLateSpans, AddRow, AddSpans, ReplaceRow
 from tracing.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
-from tracing.stages import timeline_of
-
-
-def row(made: Ledger, *, kept: bool = True) -> Row:
-    return Row(made, timeline_of(made, HERE), HERE, kept)
-
-
-def span(number: int, trace_id: str = "a" * 32) -> Span:
-    return Span(trace_id, f"{number:016x}", f"span {number}", number, number + 1)
-
-
-class Rig:
-    """A store whose drops and late spans are written down."""
-
-    def __init__(self, path: Path, **options: Any) -> None:
-        self.dropped: Counter[str] = Counter()
-        self.late: list[tuple[list[str], bool]] = []
-        limits = {"max_rows": 1000, "max_traces": 1000} | options
-        self.store = Store(path, dropped=self._drop, late_stored=self._late, **limits)
-        self.store.open()
-
-    def _drop(self, reason: str, count: int) -> None:
-        self.dropped[reason] += count
-
-    def _late(self, spans: list[Span], stand_ins_left: bool) -> None:
-        self.late.append(([one.name for one in spans], stand_ins_left))
 
 
 @pytest.fixture
@@ -50,12 +21,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path / "traces.sqlite")
     yield made
     made.store.close()
-
-
-def count(path: Path, table: str) -> int:
-    with sqlite3.connect(path) as connection:
-        (found,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
-        return int(found)
 
 
 def test_a_row_is_found_by_any_of_its_ids_at_once_and_after_it_was_written(rig: Rig) -> None:
@@ -264,6 +229,12 @@ def test_the_questions_people_ask_are_answered_by_an_index(rig: Rig) -> None:
         "SELECT body FROM requests WHERE request_id = 'x' OR client_request_id = 'x' OR trace_id = 'x'",
         "SELECT body FROM requests WHERE started_ns > 5",
         "SELECT body FROM requests WHERE slow_ms IS NOT NULL ORDER BY slow_ms DESC LIMIT 5",
+        "SELECT body FROM requests WHERE ttft_ms IS NOT NULL AND started_ns >= 5 ORDER BY ttft_ms DESC LIMIT 5",
+        "SELECT body FROM requests WHERE e2e_ms IS NOT NULL AND started_ns >= 5 ORDER BY e2e_ms DESC LIMIT 5",
+        "SELECT body FROM requests WHERE key_alias = 'k' AND started_ns > 5",
+        "SELECT body FROM requests WHERE dominant = 'engine_queue' AND started_ns > 5",
+        "SELECT id FROM requests WHERE started_ns < 5 ORDER BY started_ns LIMIT 5",
+        "SELECT seq FROM traces WHERE kept_ns < 5 LIMIT 5",
         "SELECT body FROM requests WHERE model = 'm' AND started_ns > 5",
         "SELECT body FROM requests WHERE outcome = 'upstream_error' AND outcome <> 'ok' AND started_ns > 5",
         "SELECT body FROM spans WHERE trace_seq = (SELECT seq FROM traces WHERE trace_id = 'x')",

@@ -63,6 +63,8 @@ class Observer:
             settings.traces_path,
             max_rows=settings.tracing.store_max_rows,
             max_traces=settings.tracing.store_max_traces,
+            max_age_seconds=settings.tracing.store_max_age_hours * 3600,
+            clock=clock,
             dropped=self.meters.traces_dropped,
             late_stored=self._late_stored,
         )

@@ -63,8 +63,13 @@ COLUMNS = (
 
 def columns_of(row: Row) -> tuple[object, ...]:
     """Values of COLUMNS."""
+    return (*facts_of(row).values(), encode_row(row))
+
+
+def facts_of(row: Row) -> dict[str, object]:
+    """What is searched by: COLUMNS without the body."""
     ledger, timeline = row.ledger, row.timeline
-    return (
+    values = (
         ledger.request_id,
         ledger.client_request_id,
         ledger.trace_id,
@@ -82,8 +87,8 @@ def columns_of(row: Row) -> tuple[object, ...]:
         row.slow_ms,
         row.dominant,
         row.kept,
-        encode_row(row),
     )
+    return dict(zip(COLUMNS, values, strict=False))
 
 
 def milliseconds(seconds: float | None) -> float | None:

@@ -7,10 +7,9 @@ import logging
 import sqlite3
 from pathlib import Path
 
-VERSION = 1
 BUSY_TIMEOUT_SECONDS = 2.0
 
-_DDL = """
+_FIRST = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
 CREATE TABLE requests (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -48,7 +47,27 @@ CREATE TABLE traces (
 CREATE TABLE spans (id INTEGER PRIMARY KEY, trace_seq INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX spans_by_trace ON spans (trace_seq);
 """
-"""`spans` holds what engines sent; the gateway's own spans are made from the request's ledger when asked for."""
+"""Version 1. `spans` holds what engines sent; the gateway's own are made from the request's ledger when asked for."""
+
+MIGRATIONS = {
+    1: """
+ALTER TABLE traces ADD COLUMN kept_ns INTEGER NOT NULL DEFAULT 0;
+UPDATE traces SET kept_ns = coalesce(
+  (SELECT max(started_ns) FROM requests WHERE requests.trace_id = traces.trace_id),
+  (SELECT max(started_ns) FROM requests), 0);
+CREATE INDEX traces_by_time ON traces (kept_ns);
+DROP INDEX requests_by_slowness;
+CREATE INDEX requests_by_slowness ON requests (slow_ms, started_ns) WHERE slow_ms IS NOT NULL;
+CREATE INDEX requests_by_ttft ON requests (ttft_ms, started_ns) WHERE ttft_ms IS NOT NULL;
+CREATE INDEX requests_by_e2e ON requests (e2e_ms, started_ns) WHERE e2e_ms IS NOT NULL;
+CREATE INDEX requests_by_key ON requests (key_alias, started_ns) WHERE key_alias IS NOT NULL;
+CREATE INDEX requests_by_stage ON requests (dominant, started_ns) WHERE dominant IS NOT NULL;
+""",
+}
+"""Version -> what makes the next one of it. A new file is brought up from version 1 in the same way, so that there is
+one schema. `kept_ns`: wall time at which the trace was kept, which its age counts from."""
+
+VERSION = max(MIGRATIONS) + 1
 
 log = logging.getLogger("tokenline.observer.store")
 
@@ -86,23 +105,41 @@ def open_database(path: Path) -> sqlite3.Connection:
 def _open(path: Path) -> sqlite3.Connection:
     connection = connect(path)
     try:
+        # The file is looked at under the lock, so that two processes do not both bring it up.
+        connection.execute("BEGIN IMMEDIATE")
         found = _version(connection)
-        if found is None:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in _DDL.split(";\n"):
-                connection.execute(statement)
-            connection.execute("INSERT INTO schema_version VALUES (?)", (VERSION,))
-            connection.execute("COMMIT")
-        elif found != VERSION:
+        if found is not None and found > VERSION:
             raise StoreError(
                 f"the trace store {path} has schema version {found}, this version of tokenline reads {VERSION}; "
                 "move the file away or use the version that wrote it"
             )
+        _bring_up(connection, found, path)
+        connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):
             connection.close()
         raise
     return connection
+
+
+def _bring_up(connection: sqlite3.Connection, found: int | None, path: Path) -> None:
+    """Makes a file of any earlier version, or an empty one, one of VERSION; all of it or nothing."""
+    if found == VERSION:
+        return
+    if found is None:
+        _run(connection, _FIRST)
+        connection.execute("INSERT INTO schema_version VALUES (1)")
+    else:
+        log.info("the trace store %s is brought from schema version %d to %d", path, found, VERSION)
+    for version in range(found or 1, VERSION):
+        _run(connection, MIGRATIONS[version])
+    connection.execute("UPDATE schema_version SET version = ?", (VERSION,))
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    # Not `executescript`, which ends the transaction that it finds.
+    for statement in script.strip().split(";\n"):
+        connection.execute(statement)
 
 
 def _version(connection: sqlite3.Connection) -> int | None:
