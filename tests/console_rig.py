@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from ledgers import WALL_NS
 from prometheus_client import CollectorRegistry
 
 from dashboards.console import console
@@ -27,7 +28,7 @@ class ConsoleRig:
     """An observer with a store, and clients of its console. `close` when done."""
 
     def __init__(self, state_dir: Path, **sections: Any) -> None:
-        self.clock = FakeClock()
+        self.clock = FakeClock(wall=WALL_NS + 60_000_000_000)
         self.settings = Settings.model_validate({"state_dir": state_dir, **sections})
         registry = CollectorRegistry()
         self.observer = Observer(self.settings, self.clock, registry, None)

@@ -56,8 +56,8 @@ TEXTS = {
     "missing_elsewhere": "It may have gone through another gateway, or never have reached one.",
     "missing_ids": "Ids that are found: the x-request-id of an answer, the x-request-id that a client sent, "
     "a trace id (32 hex digits), a whole traceparent.",
-    "matches_text": "{count} requests carry {id}, newest first.",
-    "other_matches": "{count} more requests carry this id.",
+    "matches_text": "Requests with the id {id}: {count}, newest first.",
+    "other_matches": "Other requests with this id: {count}.",
     # One request
     "by": "by",
     "stream": "stream",
@@ -97,7 +97,7 @@ TEXTS = {
     "excess_share": "of the excess",
     "whole_line": "The whole request: first token at {ttft}, end at {e2e}",
     "chart_ttft": "Stages to the first token",
-    "chart_e2e": "Stages of the whole answer",
+    "chart_e2e": "Stages to the end",
     "chart_text": "Each bar begins and ends where its stage did; the stages and “unaccounted” sum to {total}.",
     "chart_residual": "The engine's clock is another's: its stages are placed in the middle of the wait, and “transit” "
     "is the rest by construction.",
@@ -120,11 +120,15 @@ TEXTS = {
     "legend_engine": "engine or upstream",
     "legend_rest": "no stage",
     "baseline": "Against the usual",
-    "baseline_text": "Class {size}: {requests} requests of this model and upstream with prompts of this size. "
-    "Band: P50 to P99; tick: P95; dot: this request.",
-    "baseline_none": "There is no baseline for this request's class yet.",
+    "baseline_class": "{requests} requests of this model and upstream with prompts of this size (class {size}).",
+    "baseline_all_sizes": "This request's own class is new ({requests} requests): compared with prompts of all sizes.",
+    "baseline_text": "Band: P50 to P99; tick: P95; dot: this request; each row on a scale of its own.",
+    "baseline_none": "There is no baseline yet. Requests of this class so far: {requests}.",
     "this": "this request",
     "band_is": "{ms} ms; P50 {p50}, P95 {p95}, P99 {p99}",
+    "stage_TTFT": "time to first token",
+    "stage_TPOT": "time per output token",
+    "stage_E2E": "end to end",
     "over_p99": "over P99",
     "stage": "Stage",
     "attempts": "Attempts",

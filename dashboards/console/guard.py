@@ -56,7 +56,7 @@ class Guard:
         body = await _small_body(request)
         if body is None:
             return self._form(request, ROOT, 413, "login_large")
-        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=10)
+        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
         target = local_path(fields.get("next", [""])[0])
         key = fields.get("key", [""])[0].strip()
         if not key:

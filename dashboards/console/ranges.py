@@ -30,13 +30,35 @@ class Range:
     """This request lies above P99."""
 
 
+def figures(record: Record) -> list[Range]:
+    """TTFT, TPOT and E2E beside the class's own."""
+    usual = _usual(record).get("figures") or {}
+    values = {name: record.get(f"{name}_ms") for name in ("ttft", "tpot", "e2e")}
+    known = {name: ms for name, ms in values.items() if ms is not None}
+    return _ranges(
+        {
+            name.upper(): (ms, {f"{key}_ms": value for key, value in (usual.get(f"{name}_ms") or {}).items()})
+            for name, ms in known.items()
+        }
+    )
+
+
 def ranges(record: Record) -> list[Range]:
     """The stages for which the baseline knows a range, as time runs."""
-    usual: Mapping[str, Mapping[str, Any]] = (record.get("baseline") or {}).get("stages") or {}
+    usual = _usual(record).get("stages") or {}
     stages = {**(record.get("stages") or {}), **(record.get("after") or {})}
+    return _ranges({name: (ms, usual.get(name) or {}) for name, ms in in_time_order(stages)})
+
+
+def _usual(record: Record) -> Mapping[str, Any]:
+    """The baseline that the request was compared with; empty while there is none of enough requests."""
+    baseline = record.get("baseline") or {}
+    return {} if baseline.get("compared_with") == "none" else baseline
+
+
+def _ranges(pairs: Mapping[str, tuple[float, Mapping[str, float | None]]]) -> list[Range]:
     found = []
-    for name, ms in in_time_order(stages):
-        known = usual.get(name) or {}
+    for name, (ms, known) in pairs.items():
         p50_ms, p95_ms, p99_ms = (known.get(key) for key in ("p50_ms", "p95_ms", "p99_ms"))
         if p50_ms is None or p99_ms is None:
             continue

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from dashboards.console import charts
-from dashboards.console.ranges import ranges
+from dashboards.console.ranges import figures, ranges
 from dashboards.console.span_tree import span_tree
 from dashboards.console.texts import LANGUAGES, Texts, language
 
@@ -43,6 +43,7 @@ class Renderer:
         self._templates.filters |= {"ms": ms, "ms3": ms3, "time": time, "percent": percent, "utc": utc}
         self._templates.globals |= {
             "charts": charts,
+            "figures": figures,
             "ranges": ranges,
             "span_tree": span_tree,
             "quote_shell": shlex.quote,

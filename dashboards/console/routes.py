@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dashboards.console.guard import Guard
-from dashboards.console.rendering import ROOT, Renderer, json_answer, redirect, request_link
+from dashboards.console.rendering import ROOT, Renderer, json_answer, redirect, request_link, texts_of
 from tracing.observer.core import Observer
 from tracing.observer.lookup import latest_requests, requests_with_id, slowest_requests
 
@@ -86,10 +86,11 @@ class _Pages:
         any_id = request.path_params["any_id"].strip()[:MAX_ID]
         if not any_id:
             return redirect(ROOT)
-        matches = await requests_with_id(self._observer, any_id, spans=request.query_params.get("format") == "json")
+        as_json = request.query_params.get("format") == "json"
+        matches = await requests_with_id(self._observer, any_id, spans=as_json, language=texts_of(request).lang)
         if not matches:
             return self._missing(request, any_id)
-        if request.query_params.get("format") == "json":
+        if as_json:
             return json_answer({"matches": matches})
         # A client may have sent another request's id as its own: the one that we gave comes first.
         own = [match for match in matches if match["request_id"] == any_id]
@@ -103,7 +104,7 @@ class _Pages:
         return redirect(ROOT) if not request.path_params["rest"] else self._missing(request, None)
 
     async def _sheet(self, request: Request, request_id: str, any_id: str, others: int) -> Response:
-        found = await requests_with_id(self._observer, request_id, spans=True)
+        found = await requests_with_id(self._observer, request_id, spans=True, language=texts_of(request).lang)
         record = next((one for one in found if one["request_id"] == request_id), None)
         if record is None:  # trimmed between the two questions
             return self._missing(request, any_id)

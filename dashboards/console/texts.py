@@ -7,34 +7,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from dashboards.console import chinese, english
+from tracing.observer.texts import Language
 
-LANGUAGES: Mapping[str, Mapping[str, str]] = {"en": english.TEXTS, "zh": chinese.TEXTS}
+LANGUAGES: Mapping[Language, Mapping[str, str]] = {"en": english.TEXTS, "zh": chinese.TEXTS}
 HTML_LANG = {"en": "en", "zh": "zh-Hans"}
 _CHOICE = re.compile(r"\s*([A-Za-z]+)[A-Za-z0-9-]*\s*(?:;\s*q=([0-9.]+))?\s*\Z")
 
 
-def language(asked: str, accept_language: str) -> str:
+def language(asked: str, accept_language: str) -> Language:
     """The language that `?lang=` names, else the best known one of `Accept-Language`, else English."""
-    if asked in LANGUAGES:
-        return asked
-    best, best_weight = "en", 0.0
+    for known in LANGUAGES:
+        if asked == known:
+            return known
+    best: Language = "en"
+    best_weight = 0.0
     for choice in accept_language[:200].split(","):
         found = _CHOICE.match(choice)
-        if found is None or found[1].lower() not in LANGUAGES:
+        named = [known for known in LANGUAGES if found is not None and found[1].lower() == known]
+        if found is None or not named:
             continue
         try:
             weight = float(found[2] or 1)
         except ValueError:
             continue
         if weight > best_weight:
-            best, best_weight = found[1].lower(), weight
+            best, best_weight = named[0], weight
     return best
 
 
 class Texts:
     """The texts of one language."""
 
-    def __init__(self, lang: str) -> None:
+    def __init__(self, lang: Language) -> None:
         self.lang = lang
         self.html_lang = HTML_LANG[lang]
         self._texts = LANGUAGES[lang]
