@@ -15,6 +15,7 @@ from tracing.observer.core import Observer
 from tracing.observer.lookup import requests_with_id, slowest_requests
 from tracing.observer.scrape import MetricsPage
 from tracing.observer.texts import Language
+from tracing.observer.window_verdict import window_verdict
 
 MAX_SLOW = 1_000
 Pages = Callable[[Observer], APIRouter]
@@ -92,6 +93,14 @@ def _request_routes(observer: Observer) -> APIRouter:
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
         return {"window": window, "model": model, "requests": found}
+
+    @router.get("/window")
+    async def window(window: str = "1h", model: str | None = None, lang: Language = "en") -> dict[str, Any]:
+        """What the slowest requests of the window have that the others have not."""
+        try:
+            return await window_verdict(observer, window, model, lang)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
 
     return router
 

@@ -89,6 +89,10 @@ class Judge:
             "baseline": baseline_view(judged.comparison),
         }
 
+    def advice(self, judged: Judged, language: Language) -> str:
+        """What to do, in words."""
+        return Wording(self._settings, language).advice(judged.evidence, judged.finding)
+
     def causes(self, rows: Iterable[Row]) -> list[tuple[Cause, Confidence]]:
         """The cause of each row, in order, for lists."""
         return [(judged.finding.remedy.cause, judged.confidence) for judged in map(self.judge, rows)]
