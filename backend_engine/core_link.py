@@ -8,7 +8,7 @@ from typing import Protocol
 import zmq
 import zmq.asyncio
 
-from backend_engine.core.messages import Abort, FromCore, Shutdown, Submit, ToCore, decode_from_core, encode
+from backend_engine.core.messages import FromCore, ToCore, decode_from_core, encode
 
 
 class CoreLink(Protocol):
@@ -34,7 +34,7 @@ class ZmqLink:
         self._from_core = self._context.socket(zmq.PULL)
         self._from_core.bind(outbox)
 
-    def send(self, message: Submit | Abort | Shutdown) -> None:
+    def send(self, message: ToCore) -> None:
         """Sends now if the core is connected, else as soon as it is; the order is kept."""
         self._to_core.send(encode(message))
 

@@ -21,6 +21,37 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     """EOS ids included; the stop token itself is not part of the answer's text."""
 
+    # Each of the following needs the feature that stands beside it; the frontend refuses what `Ready.features` lacks.
+    min_p: float = 0.0  # min_p
+    """0: off. Tokens less likely than this share of the likeliest are ruled out, after temperature."""
+    repetition_penalty: float = 1.0  # penalties
+    """1: off. Logits of tokens in prompt or answer are divided by it if positive, else multiplied."""
+    presence_penalty: float = 0.0  # penalties
+    """Taken off the logit of every token that the answer holds."""
+    frequency_penalty: float = 0.0  # penalties
+    """Taken off the logit of a token once for each time that the answer holds it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()  # logit_bias
+    """Token id and what is added to its logit."""
+    logprobs: int | None = None  # logprobs
+    """None: off. Else every token comes with its log probability and those of this many best (0: of itself alone), of
+    the model's own distribution: before temperature, penalties, bias and cuts."""
+    min_tokens: int = 0  # min_tokens
+    """No id of `stop_token_ids` is sampled before the answer has this many tokens."""
+    is_masked: bool = False  # masks
+    """Output n (from 0) is not sampled before the request's `Mask` n is there."""
+
+
+class Mask(msgspec.Struct, frozen=True, tag="mask"):
+    """Frontend to core: which tokens may be output n of a request whose sampling `is_masked`. Masks of a request come
+    in order and once each; the mask of output n is made from output n-1, so such a request is in every second step of
+    the pipeline at most. A mask for a request that is not there any more means nothing."""
+
+    request_id: str
+    output: int
+    """n: how many tokens the answer has already."""
+    allowed: bytes
+    """One bit per token id, lowest bit first, in 32-bit little-endian words: ceil(vocab_size / 32) of them."""
+
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Frontend to core: a new request, queued from now on."""
@@ -71,10 +102,20 @@ class Finished(msgspec.Struct, frozen=True):
     """Tokens sampled after the abort was asked for."""
     preemptions: int = 0
     preempted_ns: int = 0
+    preempted_at_ns: tuple[int, ...] = ()
+    """When each preemption took slot and pages; `preempted_ns` is how long it waited for them again, in all."""
     error: str | None = None
     error_code: str | None = None
     scheduled_ns: int | None = None
     """Start of the step with the first prefill chunk, known here even when no token was ever sampled."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token's log probability, and the likeliest tokens' at its place, best first."""
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -85,6 +126,8 @@ class Output(msgspec.Struct, frozen=True):
     step_end_ns: int
     scheduled: Scheduled | None = None
     finished: Finished | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of `tokens`, if the request asked."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -135,6 +178,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     async_scheduling: bool = False
     """What runs, which may be less than what the settings ask for; likewise `slot_reuse`."""
     slot_reuse: bool = False
+    features: tuple[str, ...] = ()
+    """What of `Sampling` the core does beyond the basics: min_p, penalties, logit_bias, logprobs, min_tokens, masks."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -143,7 +188,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ToCore = Submit | Abort | Shutdown
+ToCore = Submit | Abort | Mask | Shutdown
 FromCore = Ready | Outputs | Failed
 
 encode = msgspec.msgpack.Encoder().encode
