@@ -134,6 +134,8 @@ def allowed_of(field: FieldInfo) -> str:
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if kind is bool:
         return "true or false"
+    if get_origin(kind) is tuple:
+        return "a list of strings"
     if kind in (int, float):
         return ("a whole number" if kind is int else "a number") + _range_of(bounds)
     if "pattern" in bounds:

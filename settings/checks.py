@@ -63,9 +63,9 @@ def check_engine_startable(settings: Settings) -> None:
         size = getattr(settings.engine, name)
         if size > 1:
             raise SettingsError(
-                f"engine.{name} = {size}: Tokenline's own engine runs on one device. Set it to 1, or run the model "
-                "in a server that spreads it over several, name that server under [[upstreams]] and set "
-                'engine.backend = "none"'
+                f"engine.{name} = {size}: Tokenline's own engine runs on one device. Set it to 1, or set "
+                'engine.backend = "vllm", which spreads the model over several and is started with the same settings '
+                "(docs/vllm.md); a server that runs elsewhere goes under [[upstreams]]"
             )
 
 
@@ -125,13 +125,16 @@ def _check_listeners(settings: Settings) -> None:
 
 
 def listeners_of(settings: Settings) -> list[tuple[str, str, int]]:
-    """(setting, host, port) of everything the gateway's side listens on."""
-    server = settings.server
-    return [
+    """(setting, host, port) of everything the gateway's side listens on, and vLLM's port where it has one."""
+    server, engine = settings.server, settings.engine
+    listeners = [
         ("server.port", server.host, server.port),
         ("server.ops_port", server.ops_host, server.ops_port),
         ("server.otlp_port", server.otlp_host, server.otlp_port),
     ]
+    if engine.backend == "vllm" and engine.vllm_port is not None:
+        listeners.append(("engine.vllm_port", "127.0.0.1", engine.vllm_port))
+    return listeners
 
 
 def _check_secret(key: str, secret: SecretStr | None) -> None:

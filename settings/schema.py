@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 DEMO_MODEL = "smollm2"
+DEMO_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The demo model's name on the model hub."""
 SIMULATED_MODEL = "simulated"
 ENGINE_UPSTREAM = "engine"
 """Name of the co-located engine among the upstreams."""
@@ -61,8 +63,10 @@ class ServerSettings(Section):
 class EngineSettings(Section):
     """The co-located engine: which model, on what, with how much memory."""
 
-    backend: Literal["tokenline", "none"] = Field(
-        "tokenline", description="tokenline: our engine runs beside the gateway. none: upstreams only."
+    backend: Literal["tokenline", "vllm", "none"] = Field(
+        "tokenline",
+        description="tokenline: our engine runs beside the gateway. vllm: `vllm serve` does, with these settings as its "
+        "flags (docs/vllm.md). none: upstreams only.",
     )
     model: str = Field(
         DEMO_MODEL,
@@ -73,14 +77,21 @@ class EngineSettings(Section):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = Field(
         "auto", description="Weights and activations. auto: float32 on a CPU, the model's own elsewhere."
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="Above 1 needs another engine behind the gateway.")
-    pipeline_parallel_size: int = Field(1, ge=1, description="Above 1 needs another engine behind the gateway.")
+    tensor_parallel_size: int = Field(1, ge=1, description='Devices that share each layer; above 1 needs "vllm".')
+    pipeline_parallel_size: int = Field(1, ge=1, description='Devices in a row; above 1 needs backend = "vllm".')
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of the device's memory for weights and KV cache."
     )
     cpu_kv_cache_gib: float = Field(2.0, gt=0, description="Memory that the KV cache is sized from on a CPU, in GiB.")
     max_model_len: int | None = Field(None, ge=8, description="Tokens of prompt and answer. Default: the model's.")
     page_size: int = Field(16, ge=1, le=256, description="Tokens in one page of the KV cache.")
+    vllm_executable: str | None = Field(
+        None, description="The vllm command. Default: the one on the PATH, else the package beside this Python."
+    )
+    vllm_args: tuple[str, ...] = Field((), description="Further arguments of `vllm serve`, handed over as they stand.")
+    vllm_port: int | None = Field(
+        None, ge=1, le=65535, description="Loopback port of a vLLM too old for --uds. Default: a Unix socket."
+    )
 
 
 class ModelSettings(Section):
@@ -203,6 +214,22 @@ class Settings(BaseModel):
     def engine_socket(self) -> Path:
         """Where the engine's frontend listens when the gateway is in front of it."""
         return self.run_dir / "engine.sock"
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine runs beside the gateway."""
+        return self.engine.backend != "none"
+
+    @property
+    def engine_unix_socket(self) -> Path | None:
+        """The co-located engine's socket; None where it listens on a loopback port (`engine_origin`)."""
+        by_port = self.engine.backend == "vllm" and self.engine.vllm_port is not None
+        return None if by_port else self.engine_socket
+
+    @property
+    def engine_origin(self) -> str:
+        """http://host of the co-located engine, without a path; the host is a mere name where a socket leads there."""
+        return "http://engine" if self.engine_unix_socket else f"http://127.0.0.1:{self.engine.vllm_port}"
 
     @property
     def intake_socket(self) -> Path:

@@ -14,8 +14,8 @@ def open_device(settings: Settings, clock: Clock) -> Device:
         size = getattr(engine, name)
         if size > 1:
             raise ValueError(
-                f"engine.{name} = {size}: this engine runs on one device. Set it to 1, or serve the model with an "
-                "engine that spans devices, such as vLLM, and put it behind the gateway as an [[upstreams]] entry"
+                f"engine.{name} = {size}: this engine runs on one device. Set it to 1, or set "
+                'engine.backend = "vllm", which spreads the model over several'
             )
     if engine.device == "simulated":
         from backend_engine.devices.simulated import SimulatedDevice, sleeper

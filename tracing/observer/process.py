@@ -74,7 +74,7 @@ async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[AP
         observer = Observer(settings, SystemClock(), registry, exporter)
         app = ops_app(
             observer,
-            MetricsPage(registry, settings.engine_socket),
+            MetricsPage(registry, settings.engine_unix_socket, settings.engine_origin),
             admin_key_hash=admin_key_hash,
             routers=routers,
             pages=pages,

@@ -30,9 +30,13 @@ class _Parsed:
 class MetricsPage:
     """Renders the page. The engine's part is left out when the engine does not answer in time."""
 
-    def __init__(self, registry: CollectorRegistry, engine_socket: Path) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, engine_socket: Path | None, engine_origin: str = "http://engine"
+    ) -> None:
+        """`engine_socket`: None for an engine on a loopback port, which `engine_origin` names then."""
         self._registry = registry
         self._engine_socket = engine_socket
+        self._engine_origin = engine_origin
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, as `accept` asks (Prometheus text or OpenMetrics)."""
@@ -50,14 +54,15 @@ class MetricsPage:
         return own + body, content_type
 
     async def _engine_page(self, accept: str) -> tuple[bytes, str] | None:
-        if not self._engine_socket.exists():
+        socket = self._engine_socket
+        if socket is not None and not socket.exists():
             return None
-        transport = httpx.AsyncHTTPTransport(uds=str(self._engine_socket))
+        transport = httpx.AsyncHTTPTransport(uds=str(socket) if socket else None)
         try:
             async with (
                 asyncio.timeout(ENGINE_TIMEOUT_SECONDS),
                 httpx.AsyncClient(transport=transport, trust_env=False) as client,
-                client.stream("GET", "http://engine/metrics", headers={"accept": accept}) as response,
+                client.stream("GET", f"{self._engine_origin}/metrics", headers={"accept": accept}) as response,
             ):
                 if response.status_code != 200:
                     return None
