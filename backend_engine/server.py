@@ -61,7 +61,9 @@ async def serve(settings: Settings, path: Path | None) -> None:
     clock, host = SystemClock(), host_identity()
     with listening(settings, path) as listener, core_folder(settings.run_dir) as folder:
         link = ZmqLink(inbox_of(folder), outbox_of(folder), settings.server.max_concurrent_requests)
-        spans = SpanWriter(otlp_exporter(settings.otlp_endpoint), host, settings.engine_model_name)
+        token = settings.server.otlp_token
+        exporter = otlp_exporter(settings.otlp_endpoint, token.get_secret_value() if token is not None else None)
+        spans = SpanWriter(exporter, host, settings.engine_model_name)
         frontend = Frontend(settings, link, clock, EngineMetrics(settings, clock), spans)
         key = settings.server.api_key if path is None else None
         app = EngineApp(

@@ -58,8 +58,8 @@ class OncePerMinute(logging.Filter):
         return True
 
 
-def otlp_exporter(endpoint: str) -> SpanExporter:
-    """OTLP over HTTP, protobuf, to the co-located observer.
+def otlp_exporter(endpoint: str, token: str | None = None) -> SpanExporter:
+    """OTLP over HTTP, protobuf, to the co-located observer, with the token that it asks for.
 
     The endpoint is given here and other headers are taken off again: OTEL_EXPORTER_OTLP_* describe the backend that the
     observer exports to, credentials included. Proxies of the environment are not for a neighbour on this machine.
@@ -69,13 +69,15 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
         logging.getLogger(name).addFilter(quiet)
     session = requests.Session()
     session.trust_env = False
-    session.auth = _without_other_headers
+    session.auth = lambda request: _with_own_headers(request, token)
     return OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_SECONDS, session=session)
 
 
-def _without_other_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:
+def _with_own_headers(request: requests.PreparedRequest, token: str | None) -> requests.PreparedRequest:
     for name in [name for name in request.headers if name.lower() not in _OWN_HEADERS]:
         del request.headers[name]
+    if token is not None:
+        request.headers["authorization"] = f"Bearer {token}"
     return request
 
 

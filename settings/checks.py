@@ -19,6 +19,7 @@ def check_consistent(settings: Settings) -> None:
     _check_base_url(settings)
     _check_secret("server.api_key", settings.server.api_key)
     _check_secret("server.admin_key", settings.server.admin_key)
+    _check_secret("server.otlp_token", settings.server.otlp_token)
     _check_unique("upstreams", (upstream.name for upstream in settings.upstreams))
     _check_unique("models", (route.name for route in settings.models))
     for number, upstream in enumerate(settings.upstreams):
@@ -34,6 +35,7 @@ def check_startable(settings: Settings, environ: Mapping[str, str] = os.environ)
     """Raises SettingsError when the gateway's side loads but can't be run here."""
     check_base_url_port(settings)
     _check_listeners(settings)
+    _check_otlp_token(settings)
     for upstream in settings.upstreams:
         if upstream.api_key_env and not environ.get(upstream.api_key_env):
             raise SettingsError(
@@ -122,6 +124,16 @@ def _check_listeners(settings: Settings) -> None:
         for other_key, _, other_port in listeners[:number]:
             if port == other_port:
                 raise SettingsError(f"{other_key} and {key} are both {port}; each listener needs a port of its own")
+
+
+def _check_otlp_token(settings: Settings) -> None:
+    server = settings.server
+    if server.otlp_token is None and not is_loopback(server.otlp_host):
+        raise SettingsError(
+            f"server.otlp_host = {server.otlp_host!r}: whoever reaches port {server.otlp_port} could add spans to any "
+            'trace. Set server.otlp_token (best as "${TOKENLINE_OTLP_TOKEN}") and give it to the engines, or take '
+            "127.0.0.1"
+        )
 
 
 def listeners_of(settings: Settings) -> list[tuple[str, str, int]]:

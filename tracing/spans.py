@@ -106,9 +106,18 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def weight_of(span: Span) -> int:
     """About how many bytes of memory the span takes; its resource is shared and not counted."""
-    texts = sum(len(value) if isinstance(value, str) else 64 for value in span.attributes.values())
-    events = sum(200 + 100 * len(event.attributes) for event in span.events)
-    return 700 + texts + 100 * len(span.attributes) + events + 300 * len(span.links)
+    events = sum(200 + _weight(event.attributes) for event in span.events)
+    return 700 + _weight(span.attributes) + events + sum(300 + _weight(link.attributes) for link in span.links)
+
+
+def _weight(value: AttributeValue | Attributes) -> int:
+    if isinstance(value, str):
+        return 50 + len(value)
+    if isinstance(value, dict):
+        return 64 + sum(100 + _weight(item) for item in value.values())
+    if isinstance(value, list):
+        return 64 + sum(8 + _weight(item) for item in value)
+    return 32
 
 
 def derived_span_id(*parts: str) -> str:

@@ -221,7 +221,10 @@ def test_a_receiver_that_is_away_is_logged_once_a_minute() -> None:
     assert [quiet.filter(record) for _ in range(6)] == [True, False, False, True, False, True]
 
 
-async def test_the_exporter_heeds_only_its_own_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("token", [None, "the-receivers"])
+async def test_the_exporter_heeds_only_its_own_endpoint_and_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
     """OTEL_EXPORTER_OTLP_* are for the observer's backend; its credentials must not reach anybody else."""
     seen: list[tuple[str, dict[str, str]]] = []
 
@@ -240,14 +243,15 @@ async def test_the_exporter_heeds_only_its_own_endpoint(tmp_path: Path, monkeypa
         for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http_proxy"):
             monkeypatch.setenv(name, "http://127.0.0.1:9")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret,x-team=blue")
-        harness = Harness(tmp_path, exporter=otlp_exporter(f"http://127.0.0.1:{server.server_port}/v1/traces"))
+        harness = Harness(tmp_path, exporter=otlp_exporter(f"http://127.0.0.1:{server.server_port}/v1/traces", token))
         await done(harness.call(body=chat(max_tokens=-1), headers=HEADERS))
         await asyncio.to_thread(harness.span_writer.flush)
         server.shutdown()
     ((path, headers),) = seen
     assert path == "/v1/traces"
     assert headers["content-type"] == "application/x-protobuf"
-    assert not {"authorization", "x-team"} & set(headers)
+    assert headers.get("authorization") == (f"Bearer {token}" if token else None)
+    assert "x-team" not in headers
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------

@@ -5,64 +5,23 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+from receiver_rig import Rig, proto_span, request
 
-from tracing.observer.receiver import MAX_BODY_BYTES, receiver_app
+from tracing.observer.receiver import MAX_BODY_BYTES
 from tracing.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
 
 PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
 RECORDED = Path(__file__).parents[1] / "data" / "vllm-otlp-span.json"
-
-
-class Rig:
-    """A receiver without a socket."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.accepted = 0
-        self.rejected = 0
-        transport = httpx.ASGITransport(app=receiver_app(self.spans.extend, self._count))
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://receiver")
-
-    def _count(self, accepted: int, rejected: int) -> None:
-        self.accepted += accepted
-        self.rejected += rejected
-
-    async def post(self, body: bytes, content_type: str = PROTOBUF, **headers: str) -> httpx.Response:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self._http.post("/v1/traces", content=body, headers={"content-type": content_type, **named})
-
-
-def proto_span(**changes: Any) -> ProtoSpan:
-    fields: dict[str, Any] = {
-        "trace_id": bytes.fromhex("0af7651916cd43dd8448eb211c80319c"),
-        "span_id": bytes.fromhex("347fff261231e6a5"),
-        "name": "llm_request",
-        "start_time_unix_nano": 1_796_000_000_000_000_000,
-        "end_time_unix_nano": 1_796_000_001_000_000_000,
-    }
-    return ProtoSpan(**(fields | changes))
-
-
-def request(*spans: ProtoSpan) -> ExportTraceServiceRequest:
-    made = ExportTraceServiceRequest()
-    holder = made.resource_spans.add()
-    holder.resource.attributes.add(key="service.name").value.string_value = "engine"
-    scoped = holder.scope_spans.add()
-    scoped.scope.name = "scope"
-    scoped.scope.version = "2"
-    scoped.spans.extend(spans)
-    return made
 
 
 async def test_a_protobuf_span_is_taken_with_all_that_it_has() -> None:
@@ -188,7 +147,10 @@ async def test_a_span_that_cannot_be_right_is_refused_alone_and_by_name(fault: d
     assert (rig.accepted, rig.rejected) == (1, 1)
 
 
-@pytest.mark.parametrize("trace_id", ["not hex", base64.b64encode(b"\x01" * 16).decode(), "0af7", 5, None, ["a"]])
+@pytest.mark.parametrize(
+    "trace_id",
+    ["not hex", "0af7651916cd43dd 8448eb211c80319c", base64.b64encode(b"\x01" * 16).decode(), "0af7", 5, None, ["a"]],
+)
 async def test_a_json_id_that_is_not_hex_of_the_right_length_is_refused(trace_id: Any) -> None:
     rig = Rig()
     span = {"traceId": trace_id, "spanId": "347fff261231e6a5", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
@@ -209,6 +171,10 @@ REFUSED: list[tuple[str, bytes, str, dict[str, str], int, str]] = [
     ("JSON with a wrong type", b'{"resourceSpans": 5}', "application/json", {}, 400, "ExportTraceServiceRequest"),
     ("deep JSON", b"[" * 100_000, "application/json", {}, 400, "JSON"),
     ("gzip that is none", b"plain", PROTOBUF, {"content_encoding": "gzip"}, 400, "gzip"),
+    ("deflate that is none", b"plain", PROTOBUF, {"content_encoding": "deflate"}, 400, "deflate"),
+    ("deflate with a tail", zlib.compress(b"") + b"x", PROTOBUF, {"content_encoding": "deflate"}, 400, "follows"),
+    ("no gzip at all", b"", PROTOBUF, {"content_encoding": "gzip"}, 400, "cut short"),
+    ("many bombs", gzip.compress(bytes(2**20)) * 99, PROTOBUF, {"content_encoding": "gzip"}, 413, "decompression"),
     ("gzip cut short", gzip.compress(b"x" * 99)[:-9], PROTOBUF, {"content_encoding": "gzip"}, 400, "cut short"),
     ("too large", bytes(MAX_BODY_BYTES + 1), PROTOBUF, {}, 413, "smaller batches"),
     ("a bomb", gzip.compress(bytes(MAX_BODY_BYTES * 4)), PROTOBUF, {"content_encoding": "gzip"}, 413, "decompression"),
@@ -249,7 +215,9 @@ async def test_endless_attributes_are_cut_and_nesting_has_a_floor() -> None:
 
 
 async def test_only_post_to_the_one_path() -> None:
-    transport = httpx.ASGITransport(app=receiver_app(lambda spans: None, lambda accepted, rejected: None))
-    async with httpx.AsyncClient(transport=transport, base_url="http://receiver") as http:
-        assert (await http.get("/v1/traces")).status_code == 405
-        assert (await http.post("/v1/metrics")).status_code == 404
+    http = Rig().http
+    wrong_method = await http.get("/v1/traces", headers={"content-type": PROTOBUF})
+    assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
+    assert "POST at /v1/traces" in Status.FromString(wrong_method.content).message
+    wrong_path = await http.post("/v1/metrics", headers={"content-type": "application/json"})
+    assert (wrong_path.status_code, wrong_path.json()["code"]) == (404, 5)

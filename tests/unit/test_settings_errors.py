@@ -65,6 +65,7 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None) ->
         ('[server]\nbase_url = "http://u:p@h/api"\n', ["user name or password"]),
         ('[server]\napi_key = ""\n', ["server.api_key is empty"]),
         ('[server]\napi_key = "a b"\n', ["server.api_key", "space"]),
+        ('[server]\notlp_token = "a b"\n', ["server.otlp_token", "space"]),
         ("[server]\napi_key = 5\n", ["server.api_key = (hidden)"]),
         ("[tracing]\nrecord_content = true\n", ["tracing.record_content", "false"]),
         (UPSTREAM + UPSTREAM, ["'a'", "2 times"]),
@@ -158,3 +159,26 @@ def test_the_state_folder_is_made_for_this_user_alone(tmp_path):
     prepare_state_dir(settings)
     prepare_state_dir(settings)
     assert [oct(folder.stat().st_mode & 0o777) for folder in (settings.state_dir, settings.run_dir)] == ["0o700"] * 2
+
+
+@pytest.mark.parametrize(
+    ("server", "startable"),
+    [
+        ('otlp_host = "0.0.0.0"', False),
+        ('otlp_host = "::"', False),
+        ('otlp_host = "10.0.0.5"', False),
+        ('otlp_host = "0.0.0.0"\notlp_token = "secret"', True),
+        ('otlp_host = "127.0.0.9"', True),
+        ('otlp_host = "::1"', True),
+        ('otlp_host = "localhost"', True),
+    ],
+)
+def test_a_receiver_for_other_hosts_needs_a_token(tmp_path: Path, server: str, startable: bool) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text(f"[server]\n{server}\n")
+    settings = load_settings(file, {}).settings
+    if startable:
+        check_startable(settings, {})
+        return
+    with pytest.raises(SettingsError, match=r"server\.otlp_host = .*: whoever reaches port 4318.*server\.otlp_token"):
+        check_startable(settings, {})

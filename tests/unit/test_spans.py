@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from ledgers import BASE_NS, ELSEWHERE, HERE, WALL_NS, at, attempt, ledger, timings, whole
 
@@ -12,7 +13,16 @@ from tracing.derived import derived_engine_spans
 from tracing.ledger import Ledger, Outcome
 from tracing.observer.rows import Row
 from tracing.observer.view import trace_of
-from tracing.spans import Span, SpanKind, SpanStatus, derived_span_id, gateway_spans
+from tracing.spans import (
+    Span,
+    SpanEvent,
+    SpanKind,
+    SpanLink,
+    SpanStatus,
+    derived_span_id,
+    gateway_spans,
+    weight_of,
+)
 from tracing.stages import timeline_of
 
 
@@ -196,3 +206,15 @@ def test_a_request_is_shown_with_its_own_engine_spans_and_not_with_those_of_its_
     assert "loop" not in names
     derived = [span for span in trace_of(row, []) if semconv.DERIVED in span.attributes]
     assert len(derived) == 5
+
+
+def test_the_weight_of_a_span_is_that_of_all_that_it_carries() -> None:
+    bare = Span("1" * 32, "2" * 16, "s", 1, 2)
+    long = "x" * 10_000
+    for heavy in (
+        {"attributes": {"a": long}},
+        {"attributes": {"a": ["b", {"c": [long]}]}},
+        {"events": [SpanEvent("e", 1, {"a": long})]},
+        {"links": [SpanLink("1" * 32, "2" * 16, {"a": long})]},
+    ):
+        assert 10_000 < weight_of(msgspec.structs.replace(bare, **heavy)) - weight_of(bare) < 11_000  # type: ignore[arg-type]

@@ -26,14 +26,13 @@ from tracing.observer.core import Observer
 from tracing.observer.export import Exporter, ExportError, exporter_from_environment
 from tracing.observer.health import probes_of, watch
 from tracing.observer.intake import Intake, SocketInUseError
-from tracing.observer.receiver import receiver_app
+from tracing.observer.receiver import Receiver
 from tracing.observer.schema import StoreError
 from tracing.observer.scrape import MetricsPage
 
 TICK_SECONDS = 0.1
 FLUSH_SECONDS = 0.3
 GRACE_SECONDS = 3
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 log = logging.getLogger("tokenline.observer")
 
@@ -67,8 +66,6 @@ async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[AP
         _bound(server.ops_host, server.ops_port, "server.ops_port") as ops_socket,
         _bound(server.otlp_host, server.otlp_port, "server.otlp_port") as otlp_socket,
     ):
-        if server.otlp_host not in LOOPBACK:
-            log.warning("server.otlp_host %s: anybody who reaches port %d can add spans", *_otlp(settings))
         exporter = exporter_from_environment(settings)
         registry = CollectorRegistry()
         observer = Observer(settings, SystemClock(), registry, exporter)
@@ -82,14 +79,16 @@ async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[AP
         if exporter is not None:
             _trace_ops(app, exporter)
         async with _opened(observer, exporter), _intake(settings, observer), _background(settings, observer):
-            receiver = receiver_app(observer.take_spans, observer.meters.spans_received)
+            token = server.otlp_token
+            receiver = Receiver(
+                observer.take_spans,
+                observer.meters.spans_received,
+                observer.meters.timing_anomaly,
+                token=token.get_secret_value() if token is not None else None,
+            ).app()
             async with _listening(app, ops_socket, settings), _listening(receiver, otlp_socket, settings):
                 log.info("observer ready: ops port %d, OTLP port %d", server.ops_port, server.otlp_port)
                 await stop.wait()
-
-
-def _otlp(settings: Settings) -> tuple[str, int]:
-    return settings.server.otlp_host, settings.server.otlp_port
 
 
 def _trace_ops(app: ASGIApp, exporter: Exporter) -> None:
