@@ -112,6 +112,9 @@ class SchedulerSettings(Section):
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Batch slots.")
     max_num_batched_tokens: int = Field(2048, ge=1, description="Token budget of one step; decode comes first.")
     enable_chunked_prefill: bool = Field(True, description="Off: a prompt is prefilled in one step.")
+    enable_prefix_caching: bool = Field(
+        True, description="Keys and values of a prompt's beginning are kept for the next prompt that begins alike."
+    )
     scheduler_policy: Literal["fcfs"] = Field("fcfs", description="Order of waiting requests.")
     policy: Literal["continuous_batching"] = Field("continuous_batching", description="How batches are formed.")
     queue_warn_ms: float = Field(1000, ge=0, description="A longer wait in the engine's queue is logged.")

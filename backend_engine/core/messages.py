@@ -7,6 +7,12 @@ import msgspec
 from protocol.timings import EngineState
 
 
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 512
+MAX_LOGPROBS = 20
+"""What the device's slots have room for; the core refuses a request that asks for more."""
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen, already validated by the frontend."""
 
@@ -91,7 +97,7 @@ class Finished(msgspec.Struct, frozen=True):
     last_token_ns: int | None
     """End of the step that sampled the last token; None if there was none."""
     ended_ns: int
-    """When slot and pages were given back (an abort took effect)."""
+    """When the end was settled; for an abort, when slot and pages were given back."""
     output_tokens: int
     steps: int
     batch_sum: int
@@ -153,6 +159,17 @@ class Gauges(msgspec.Struct, frozen=True):
     """Pages in use."""
     kv_pages: int
     """Pages in all."""
+    kv_cached: int = 0
+    """Pages that no request uses and that hold a prefix which may be asked for again."""
+    prefix_queries_total: int = 0
+    """Prompt tokens looked up in the prefix cache since the start, once for each request."""
+    prefix_hits_total: int = 0
+    """Those of them that were found."""
+    evictions_total: int = 0
+    """Cached pages that were given to another use since the start."""
+    preemptions_total: int = 0
+    ooms_total: int = 0
+    """Steps that ran out of device memory since the start."""
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
