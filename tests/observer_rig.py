@@ -33,9 +33,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Runs an observer with the settings in argv[1], and one router of the caller's."""
+    """Runs an observer with the settings in argv[1], one router of the caller's, and the console."""
     from fastapi import APIRouter
 
+    from dashboards.console import console
     from tracing.observer.process import run_observer
 
     router = APIRouter(prefix="/extra")
@@ -45,7 +46,8 @@ def main() -> None:
         return {"from": "the caller"}
 
     settings = Settings.model_validate_json(sys.argv[1])
-    run_observer(settings, admin_key_hash=hashlib.sha256(ADMIN_KEY.encode()).digest(), routers=(router,))
+    key_hash = hashlib.sha256(ADMIN_KEY.encode()).digest()
+    run_observer(settings, admin_key_hash=key_hash, routers=(router,), pages=console(key_hash))
 
 
 def free_port() -> int:

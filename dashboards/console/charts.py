@@ -6,7 +6,7 @@ Amounts are shown as they stand in the JSON; the only arithmetic here turns them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dashboards.console.axis import Axis, Bar, Chart
@@ -20,6 +20,7 @@ _GATEWAY = (*GATEWAY_STAGES, "relay", "closing", "streaming")
 AFTER = ("streaming", "closing")
 """Parts that sum to E2E - TTFT; whatever else is told of that time lies inside them."""
 MIN_GAP_PERCENT = 0.05
+MIN_EXCESS_SHARE = 0.01
 
 
 def group_of(stage: str) -> str:
@@ -125,6 +126,11 @@ def shares(record: Record) -> tuple[Bar, ...]:
         bars.append(axis.bar(name, ms, group_of(name), [(reached_ms, ms)], record.get("total_ms")))
         reached_ms += max(ms, 0.0)
     return tuple(bars)
+
+
+def worth_showing(excess: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The stages with a part in the verdict's excess that can be seen; the JSON has all."""
+    return [one for one in excess if (one.get("share") or 0.0) >= MIN_EXCESS_SHARE] or excess[:1]
 
 
 def share_bar(excess: Mapping[str, Any]) -> Bar:

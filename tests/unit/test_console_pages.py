@@ -87,6 +87,22 @@ def page_title(stage: str) -> str:
     return DESCRIPTIONS[stage]
 
 
+async def test_the_clients_connection_is_shown_beside_the_engine(rig: ConsoleRig, client: httpx.AsyncClient) -> None:
+    rig.close_request(
+        here(
+            1, client_rtt_ns=12_340_000, client_network_ns=-5_000_000, backpressure_ns=7_000_000, loop_lag_ns=1_500_000
+        ),
+        here(2, unsent_bytes=123_456),
+    )
+    page = await page_of(client, "/console/requests/req_1")
+    for words in ("round trip (TCP) 12.34 ms", "sent to seen (two clocks) -5.00 ms", "not taken at once 7.00 ms"):
+        assert words in page.text, words
+    assert "event loop late by 1.50 ms" in page.text
+    page = await page_of(client, "/console/requests/req_2")
+    assert "bytes unsent at the end 123,456" in page.text
+    assert "round trip" not in page.text
+
+
 async def test_every_bar_has_words(rig: ConsoleRig, client: httpx.AsyncClient) -> None:
     rig.close_request(here(1))
     page = await page_of(client, "/console/requests/req_1")

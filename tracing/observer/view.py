@@ -20,6 +20,7 @@ _MARKS = (
     "admitted",
     "first_event",
     "first_token",
+    "first_reasoning",
     "first_visible",
     "first_token_written",
     "last_token",
@@ -75,6 +76,8 @@ def request_view(row: Row, *, complete: bool) -> dict[str, Any]:
         "tokens_source": usage.source,
         "attempts": [_attempt_view(ledger, attempt) for attempt in ledger.attempts],
         "marks": _marks(ledger, row.timeline.placement == "exact"),
+        "client": _client_view(ledger),
+        "loop_lag_ms": round(ledger.loop_lag_ns / 1e6, 6),
         "trace_complete": complete,
         "kept": row.kept,
     }
@@ -178,6 +181,16 @@ def _marks(ledger: Ledger, with_engine: bool) -> dict[str, float]:
     return marks
 
 
+def _client_view(ledger: Ledger) -> dict[str, Any]:
+    """The client's connection; None: not known. `network_ms` is on two clocks, and in no sum."""
+    return {
+        "network_ms": None if ledger.client_network_ns is None else round(ledger.client_network_ns / 1e6, 6),
+        "rtt_ms": round(ledger.client_rtt_ns / 1e6, 6) if ledger.client_rtt_ns else None,
+        "backpressure_ms": round(ledger.backpressure_ns / 1e6, 6),
+        "unsent_bytes": ledger.unsent_bytes,
+    }
+
+
 def _attempt_view(ledger: Ledger, attempt: Attempt) -> dict[str, Any]:
     return {
         "number": attempt.number,
@@ -188,5 +201,6 @@ def _attempt_view(ledger: Ledger, attempt: Attempt) -> dict[str, Any]:
         "error": attempt.error,
         "reused": attempt.reused,
         "upstream_request_id": attempt.upstream_request_id,
+        "server_timing": attempt.server_timing,
         "marks": {name: _since(ledger, mark) for name in _ATTEMPT_MARKS if (mark := getattr(attempt, name))},
     }
