@@ -37,6 +37,11 @@ class Facts:
         """Where Prometheus scrapes."""
         return f"{self.ops_url}/metrics" if self.ops_url else None
 
+    @property
+    def console_url(self) -> str | None:
+        """The pages for people; the admin key opens them."""
+        return f"{self.ops_url}/console" if self.ops_url else None
+
 
 @contextmanager
 def waiting(names: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
@@ -81,6 +86,7 @@ def announce(facts: Facts, *, as_json: bool) -> None:
                 "model": facts.model,
                 "ops_url": facts.ops_url,
                 "metrics_url": facts.metrics_url,
+                "console_url": facts.console_url,
                 "otlp_url": facts.otlp_url,
             }
         )
@@ -97,6 +103,7 @@ def lines_of(facts: Facts) -> list[str]:
     lines += [f"  model     {facts.model}", "", "Ask it something:", "", curl_line(facts), ""]
     if facts.metrics_url:
         lines += [
+            f"  console   {facts.console_url} (the admin key opens it)",
             f"  metrics   {facts.metrics_url}",
             f"  spans     {facts.otlp_url} (OTLP over HTTP, from engines)",
             f"  why       {_own_command()} why ID, with the x-request-id of any answer (curl -i shows it)",

@@ -7,6 +7,7 @@ from string import Formatter
 
 import pytest
 
+from cli.announce import Facts, lines_of
 from dashboards.console.chinese import TEXTS as CHINESE
 from dashboards.console.english import TEXTS as ENGLISH
 from dashboards.console.rendering import ms, time
@@ -64,3 +65,9 @@ def test_braces_in_a_value_mean_nothing() -> None:
 )  # fmt: skip
 def test_times_are_written_for_their_size(value: float | None, headline: str, column: str) -> None:
     assert (time(value), ms(value)) == (headline, column)
+
+
+def test_up_prints_where_the_console_is() -> None:
+    facts = Facts(base_url="http://h/api", key="sk-made", model="m", ops_url="http://127.0.0.1:9464")
+    assert "  console   http://127.0.0.1:9464/console (the admin key opens it)" in lines_of(facts)
+    assert not any("console" in line for line in lines_of(Facts(base_url="http://h/api", key="k", model="m")))
