@@ -112,8 +112,11 @@ Leave = Callable[[Answer], bool]
 class Client:
     """Asks one gateway. `async with` it."""
 
-    def __init__(self, base_url: str, key: str | None, model: str, clock: Clock) -> None:
+    def __init__(
+        self, base_url: str, key: str | None, model: str, clock: Clock, *, patience_seconds: float = 120
+    ) -> None:
         self.model = model
+        self._patience_seconds = patience_seconds
         self._base_url = base_url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._clock = clock
@@ -123,7 +126,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=120),
+            timeout=aiohttp.ClientTimeout(total=self._patience_seconds),
             read_bufsize=2**22,
         )
         return self
@@ -141,7 +144,7 @@ class Client:
         leave: Leave | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """One request to its end, or until the client leaves. A broken connection is noted, not raised.
+        """One request to its end, or until the client leaves. What breaks or takes too long is noted, not raised.
 
         Cancelling the task that waits for it closes the connection too, and `left_ns` says when.
         """
@@ -162,7 +165,7 @@ class Client:
                 answer.status = response.status
                 answer.headers = {name.lower(): value for name, value in response.headers.items()}
                 await self._read(response, answer, leave)
-        except (aiohttp.ClientError, ConnectionError) as error:
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             answer.broken = type(error).__name__
             answer.ended_ns = self._clock.mono_ns()
         return answer
