@@ -16,3 +16,10 @@ def seconds_of(option: str, text: str) -> float:
     if not found or not float(found[1]):
         raise CliError(f"{option} {text!r}: write a number and a unit (s, m, h, d, w), such as 1h or 30d", Exit.USAGE)
     return float(found[1]) * _UNITS[found[2]]
+
+
+def window_of(option: str, text: str) -> str:
+    """How a length of time is written to the admin API: as it was typed where that is known there, else in seconds."""
+    seconds = seconds_of(option, text)
+    typed = text.strip().lower()
+    return typed if re.fullmatch(r"\d+[smhd]", typed) else f"{max(1, round(seconds))}s"

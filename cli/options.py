@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,6 +12,10 @@ Config = Annotated[
     typer.Option("--config", metavar="FILE", help="Configuration file. [default: TOKENLINE_CONFIG, ./tokenline.toml]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+Lang = Annotated[
+    Literal["en", "zh"] | None,
+    typer.Option("--lang", metavar="en|zh", help="Language. [default: Chinese where LC_ALL or LANG is, else English]"),
+]
 OpsUrl = Annotated[
     str | None,
     typer.Option(
@@ -27,4 +31,8 @@ Model = Annotated[
 ]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="D", help="auto, cpu, cuda or simulated (known times, no model).")
+]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="B", help="tokenline (our engine) or vllm. [default: engine.backend]"),
 ]

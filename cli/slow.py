@@ -1,16 +1,20 @@
-"""`tokenline slow`: the slowest requests and the stage that took most of each."""
+"""`tokenline slow`: the slowest requests, the stage that took most of each, and the cause."""
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
 
+from cli.durations import window_of
 from cli.errors import EXIT_CODES
-from cli.options import Config, Json, OpsUrl
+from cli.language import language_of
+from cli.options import Config, Json, Lang, OpsUrl
+from cli.words import Words
 
-WIDE_CELLS = 96
-"""From this width on the model has a column."""
+TIME_CELLS, MODEL_CELLS = 96, 112
+"""From these widths on there are columns for the time and the model."""
 EPILOG = f"""
 Examples:
 
@@ -27,49 +31,51 @@ def slow(
     window: Annotated[str, typer.Option("--window", metavar="TIME", help="How far back: 15m, 1h, 7d.")] = "1h",
     model: Annotated[str | None, typer.Option("--model", metavar="M", help="Only this public model.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
+    lang: Lang = None,
     ops_url: OpsUrl = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Lists the slowest requests: by TTFT for streams, by E2E for whole answers."""
-    from cli.durations import seconds_of
+    """Lists the slowest requests: by TTFT for streams, by E2E for whole answers, with the largest stage and the cause.
+
+    `tokenline why ID` says more of one of them.
+    """
     from cli.ops import ops_client
     from cli.output import print_json, say
 
-    seconds = max(1, round(seconds_of("--window", window)))
-    asked: dict[str, Any] = {"window": f"{seconds}s", "limit": limit}
+    words = Words(language_of(lang, os.environ))
+    asked: dict[str, Any] = {"window": window_of("--window", window), "limit": limit}
     if model:
         asked["model"] = model
     found = ops_client(ops_url, config).request("GET", "/slow", params=asked)
     if as_json:
         print_json(found)
     elif not found.get("requests"):
-        say(f"no request ended in the last {window}" + (f" for model {model}" if model else ""))
+        say(words("no_request", window=window, model=words("of_model", model=model) if model else ""))
     else:
-        _show(found["requests"])
+        _show(found["requests"], words)
 
 
-def _show(requests: list[dict[str, Any]]) -> None:
+def _show(requests: list[dict[str, Any]], words: Words) -> None:
     from rich.table import Table
 
     from cli.output import console
 
     out = console()
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("request id", no_wrap=True, min_width=28)
-    table.add_column("at", no_wrap=True, min_width=8)
-    table.add_column("slow by", justify="right", no_wrap=True, min_width=12)
-    table.add_column("largest stage / end", no_wrap=True, min_width=20, overflow="ellipsis")
-    wide = out.width >= WIDE_CELLS
-    if wide:
-        table.add_column("model", no_wrap=True, overflow="ellipsis")
+    shown = 4 + (out.width >= TIME_CELLS) + (out.width >= MODEL_CELLS)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column(words("id"), no_wrap=True, min_width=28)
+    table.add_column(words("slow_by"), justify="right", no_wrap=True, min_width=12)
+    table.add_column(words("largest"), no_wrap=True, min_width=20, overflow="ellipsis")
+    table.add_column(words("cause"), no_wrap=True, overflow="ellipsis")
+    for name in ("at", "model")[: shown - 4]:
+        table.add_column(words(name), no_wrap=True, overflow="ellipsis")
     for request in requests:
-        cells = row_of(request)
-        table.add_row(*(cells if wide else cells[:-1]))
+        table.add_row(*row_of(request)[:shown])
     out.print(table)
 
 
-def row_of(request: dict[str, Any]) -> tuple[str, str, str, str, str]:
+def row_of(request: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
     """The cells of one line. What failed shows how, instead of its largest stage."""
     from cli.story import when
 
@@ -82,6 +88,13 @@ def row_of(request: dict[str, Any]) -> tuple[str, str, str, str, str]:
         largest = f"{stage} {stages[stage] / total_ms * 100:.0f} %"
     if request.get("outcome") != "ok":
         largest = str(request.get("outcome"))
-    clock = when(request.get("started"))[11:19]
+    cause = request.get("cause") or "-"
     slow_by = "-" if ms is None else f"{name} {ms:.0f} ms"
-    return request["request_id"], clock, slow_by, largest, str(request.get("model"))
+    return (
+        request["request_id"],
+        slow_by,
+        largest,
+        cause,
+        when(request.get("started"))[11:19],
+        str(request.get("model")),
+    )

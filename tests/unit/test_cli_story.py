@@ -137,8 +137,8 @@ def test_a_negative_stage_is_shown_as_it_is():
 
 
 def test_a_line_of_slow_names_the_largest_stage_or_how_it_failed():
-    assert row_of(RECORD)[2:4] == ("TTFT 100 ms", "engine_prefill 60 %")
-    assert row_of(RECORD | {"outcome": "upstream_timeout", "ttft_ms": None})[2:4] == ("E2E 300 ms", "upstream_timeout")
+    assert row_of(RECORD | {"cause": "network"})[1:4] == ("TTFT 100 ms", "engine_prefill 60 %", "network")
+    assert row_of(RECORD | {"outcome": "upstream_timeout", "ttft_ms": None})[1:3] == ("E2E 300 ms", "upstream_timeout")
 
 
 class Clock:

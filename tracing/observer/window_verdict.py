@@ -37,6 +37,8 @@ CALM_TAIL = 20
 HEALTHY_TTFT, UNHEALTHY_TTFT = 3.0, 5.0
 """P99 of TTFT by its P50: up to the first is healthy, above the second is not."""
 UNHEALTHY_TPOT = 10.0
+ROUNDING_MS = 1e-3
+"""A difference of means below this is no time."""
 _SIZES = (*(f"le_{bound}" for bound in PROMPT_SIZES), f"gt_{PROMPT_SIZES[-1]}", UNKNOWN_SIZE)
 
 
@@ -128,8 +130,8 @@ def _means(lines: Iterable[Line], whole: Mapping[int, Row]) -> dict[str, float]:
 
 def _difference(slow: Mapping[str, float], middle: Mapping[str, float]) -> list[dict[str, Any]]:
     more = {stage: ms - middle.get(stage, 0.0) for stage, ms in slow.items()}
-    total = sum(ms for ms in more.values() if ms > 0)
-    ordered = sorted(((stage, ms) for stage, ms in more.items() if ms > 0), key=lambda one: -one[1])
+    ordered = sorted(((stage, ms) for stage, ms in more.items() if ms > ROUNDING_MS), key=lambda one: -one[1])
+    total = sum(ms for _, ms in ordered)
     return [{"stage": stage, "ms": round(ms, 6), "share": round(ms / total, 4)} for stage, ms in ordered]
 
 
@@ -159,7 +161,7 @@ def _group_view(lines: Sequence[Line], whole: Mapping[int, Row], by: str) -> dic
         "requests": len(lines),
         "from_ms": min(times, default=None),
         "to_ms": max(times, default=None),
-        "stages_mean_ms": {stage: round(ms, 6) for stage, ms in _means(lines, whole).items()},
+        "stages_mean_ms": {stage: round(ms, 6) + 0.0 for stage, ms in _means(lines, whole).items()},
         "request_ids": [whole[line.id].ledger.request_id for line in lines[:5] if line.id in whole],
     }
 
