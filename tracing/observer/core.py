@@ -46,7 +46,7 @@ class Observer:
         self._keep = KeepRule(objectives, tracing.sample_ratio, slowest)
         self.meters = Meters(registry, trace_is_kept=self._keep.keeps_for_sure)
         if exporter is not None:
-            exporter.count_failures(lambda traces: self.meters.traces_dropped("export_failed", traces))
+            exporter.count_dropped(self.meters.traces_dropped)
         self.workers = Workers(
             clock,
             self.meters.gauges,

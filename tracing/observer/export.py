@@ -1,8 +1,9 @@
 """Export: kept traces go on to an OTLP backend, with the ids, parents and resources that they came with.
 
 On when OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT is set; headers, timeout, compression and
-certificates come from OpenTelemetry's own variables. The SDK's batch processor owns the queue (bounded, the oldest
-leave) and the thread that sends.
+certificates come from OpenTelemetry's own variables. The SDK's batch processor owns the queue and the thread that
+sends, and tries again for as long as a batch may take. What does not fit into the queue is left out here, whole traces
+at a time, and counted: the SDK would drop single spans and say so nowhere.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, TraceFlags, TraceState
@@ -31,6 +32,7 @@ from tracing.spans import GATEWAY_RESOURCE, Attributes, Span, SpanKind, SpanStat
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 MAX_QUEUE_SPANS = 20_000
+MAX_BATCH_SPANS = 512
 MAX_RESOURCES = 256
 SCHEDULE_DELAY_MS = 500
 CLOSE_SECONDS = 5
@@ -51,41 +53,89 @@ class ExportError(RuntimeError):
     """Export is configured in a way that cannot work; the message names the variable and the fix."""
 
 
+Dropped = Callable[[str, int], None]
+"""(reason, how many traces were lost, in whole or in part); called on any thread."""
+
+
+class _Queue:
+    """How many spans wait to be sent, and what was lost."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self.waiting = 0
+        self.dropped: Dropped = lambda reason, traces: None
+
+    def take(self, spans: int) -> bool:
+        """Room for so many spans, or False and a trace counted as lost."""
+        with self._lock:
+            if self.waiting + spans <= self._size:
+                self.waiting += spans
+                return True
+        self.dropped("export_queue_full", 1)
+        return False
+
+    def give_back(self, spans: int) -> None:
+        """So many left the queue, sent or not."""
+        with self._lock:
+            self.waiting -= spans
+
+
 class _CountingExporter(OTLPSpanExporter):
     """Tells how many traces a batch held that could not be sent, after the SDK's own retries."""
 
-    failed: Callable[[int], None] = staticmethod(lambda traces: None)
+    def __init__(self, endpoint: str, queue: _Queue) -> None:
+        super().__init__(endpoint=endpoint)
+        self._queue = queue
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._queue.give_back(len(spans))
         result = super().export(spans)
         if result is not SpanExportResult.SUCCESS:
-            self.failed(len({span.context.trace_id for span in spans if span.context}))
+            self._queue.dropped("export_failed", len({span.context.trace_id for span in spans if span.context}))
         return result
+
+
+class _BoundedProcessor(SpanProcessor):
+    """For spans that the SDK itself ends: they take their place in the queue like the others."""
+
+    def __init__(self, processor: BatchSpanProcessor, queue: _Queue) -> None:
+        self._processor = processor
+        self._queue = queue
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled and self._queue.take(1):
+            self._processor.on_end(span)
+
+    def shutdown(self) -> None:
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 class Exporter:
     """Hands spans to the SDK. `export` may be called from any thread and never waits."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._sender = _CountingExporter(endpoint=endpoint)
+    def __init__(self, endpoint: str, *, max_queue_spans: int = MAX_QUEUE_SPANS) -> None:
+        self._queue = _Queue(max_queue_spans)
         self._processor = BatchSpanProcessor(
-            self._sender,
-            max_queue_size=MAX_QUEUE_SPANS,
+            _CountingExporter(endpoint, self._queue),
+            max_queue_size=max_queue_spans,
+            max_export_batch_size=min(MAX_BATCH_SPANS, max_queue_spans),
             schedule_delay_millis=SCHEDULE_DELAY_MS,
         )
         self._resources: dict[bytes, Resource] = {}
         self.provider = TracerProvider(resource=Resource(GATEWAY_RESOURCE), shutdown_on_exit=False)
         """For spans of the ops application itself; they leave through the same queue."""
-        self.provider.add_span_processor(self._processor)
+        self.provider.add_span_processor(_BoundedProcessor(self._processor, self._queue))
 
-    def export(self, spans: Iterable[Span]) -> None:
-        """Queues spans to be sent."""
-        for span in spans:
-            self._processor.on_end(readable(span, self._shared_resource(span.resource)))
+    def export(self, spans: Sequence[Span]) -> None:
+        """Queues spans of one trace to be sent: all of them, or none when they do not fit."""
+        if spans and self._queue.take(len(spans)):
+            for span in spans:
+                self._processor.on_end(readable(span, self._shared_resource(span.resource)))
 
-    def count_failures(self, failed: Callable[[int], None]) -> None:
-        """`failed` is told, on the sender's thread, of traces that the backend did not take."""
-        self._sender.failed = failed
+    def count_dropped(self, dropped: Dropped) -> None:
+        """`dropped` is told of traces that did not fit into the queue or that the backend did not take."""
+        self._queue.dropped = dropped
 
     def close(self) -> None:
         """Sends what is queued, for at most CLOSE_SECONDS: a backend that is away does not keep the process."""
@@ -93,7 +143,11 @@ class Exporter:
         closing.start()
         closing.join(CLOSE_SECONDS)
         if closing.is_alive():
-            log.warning("spans that the backend did not take within %d s are lost", CLOSE_SECONDS)
+            log.warning(
+                "spans that the backend did not take within %d s are lost; %d were still queued",
+                CLOSE_SECONDS,
+                self._queue.waiting,
+            )
 
     def _shared_resource(self, attributes: Attributes) -> Resource:
         """One Resource object per distinct resource, so that the SDK groups by it cheaply."""
