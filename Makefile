@@ -44,8 +44,8 @@ endif
 run: setup ## start everything: gateway, observer, engine with the demo model
 	@exec $(BIN)/tokenline up $(ARGS)
 
-test: setup ## unit and integration tests
-	HF_HUB_OFFLINE=1 $(BIN)/pytest tests/unit tests/integration $(PYTEST_ARGS)
+test: setup ## unit, integration and timing-conformance tests
+	HF_HUB_OFFLINE=1 $(BIN)/pytest tests/unit tests/integration tests/conformance $(PYTEST_ARGS)
 
 e2e: setup ## whole processes with the demo model
 	HF_HUB_OFFLINE=1 $(BIN)/pytest tests/e2e $(PYTEST_ARGS)

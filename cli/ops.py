@@ -24,6 +24,7 @@ class OpsClient:
 
     def __init__(self, url: str, admin_key: str, *, key_from: str) -> None:
         self.url = _base_of(url)
+        self.admin_key = admin_key
         self._key_from = key_from
         # Proxy variables are for the way out; a proxy can't reach our own loopback.
         outside = not is_loopback(urlsplit(self.url).hostname)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ class Bench:
         self.worker = Worker(settings, 0, SystemClock())
         self.records: list[Record] = []
         self.registry = CollectorRegistry()
-        self.observer_clock = FakeClock()
+        self.observer_clock = FakeClock(time.perf_counter_ns(), time.time_ns())
         self.observer = Observer(settings, self.observer_clock, self.registry, None)
         self.spans_taken = 0
         self.spans_may_come = asyncio.Event()
@@ -168,6 +169,8 @@ async def bench(
                 "state_dir": tmp_path,
                 "server": {"port": port, "api_key": KEY, **server},
                 "engine": {"backend": "none"},
+                # Short: when a wait of the join has passed, no request that still runs has waited for too long.
+                "tracing": {"join_wait_ms": 500},
                 "upstreams": [{"name": name, "url": url} for name, url in targets],
                 "models": [{"name": MODEL, "targets": [{"upstream": name} for name, _ in targets]}],
             }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from conformance_rig import MODEL
 from expectation import Expect, Played
+
+from tracing.ledger import Outcome
 
 
 def check_samples(played: Played, expect: Expect, before: dict[str, float]) -> None:
@@ -68,7 +72,32 @@ def _samples(played: Played, expect: Expect) -> dict[str, float]:
             count("tokenline_tokens_total", script.reasoning_tokens, direction="reasoning", model=MODEL, team="none")
         if timeline.ttft is not None:
             observe("tokenline_ttft_by_prompt_size_seconds", timeline.ttft, model=MODEL, size="le_256")
+    if ledger.client_rtt_ns:
+        observe("tokenline_client_rtt_seconds", ledger.client_rtt_ns / 1e9)
+    if timeline.ttft is not None:
+        observe("tokenline_client_backpressure_seconds", ledger.backpressure_ns / 1e9)
+    if expect.outcome is Outcome.CLIENT_CANCELLED and expect.attempts:
+        gone = (played.last.end - ledger.client_gone) / 1e9
+        observe("tokenline_abort_propagation_seconds", gone, upstream=upstream)
+    for objective, result in _objectives(played, expect):
+        count("tokenline_slo_requests_total", model=MODEL, slo=objective, result=result)
     if expect.rejected:
         count("tokenline_rejections_total", reason=expect.rejected)
     count("tokenline_traces_kept_total")
     return found
+
+
+def _objectives(played: Played, expect: Expect) -> Iterator[tuple[str, str]]:
+    """(objective, result): every request once for each objective that it can be judged by. None here is slow."""
+    timeline = played.row.timeline
+    failed = expect.outcome in (Outcome.UPSTREAM_ERROR, Outcome.QUEUE_REJECTED)
+    if timeline.ttft is not None:
+        yield "ttft", "good"
+    elif failed:
+        yield "ttft", "bad"
+    elif expect.outcome is Outcome.OK and expect.told_by in ("here", "elsewhere", "span"):
+        yield "ttft", "good"  # of an answer in one piece the engine knows when its first token was there
+    if failed and played.ledger.first_token:
+        yield "tpot", "bad"
+    elif timeline.tpot is not None:
+        yield "tpot", "good"
