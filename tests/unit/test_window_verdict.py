@@ -200,6 +200,16 @@ def test_an_empty_window_says_so(tmp_path):
     assert view["verdict"]["text"] == "No request that ended well began in the last 1h for m."
 
 
+def test_a_window_in_which_nothing_ended_well_says_why_not(tmp_path):
+    made = [request(number) for number in range(4)]
+    for one in made:
+        one.outcome = Outcome.UPSTREAM_ERROR
+    view = view_of(tmp_path, made)
+    assert (view["ttft_ms"], view["slowest"]["requests"]) == (None, 0)
+    assert view["verdict"]["cause"] == "upstream_failure"
+    assert view["verdict"]["text"].endswith("None of them ended well: upstream_failure 4.")
+
+
 def test_a_large_window_is_sampled_and_says_so_but_the_slowest_are_all_read(tmp_path, monkeypatch):
     monkeypatch.setattr(window_rows, "MAX_WHOLE", 50)
     monkeypatch.setattr(window_rows, "MAX_ROWS", 280)

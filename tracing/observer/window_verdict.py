@@ -67,7 +67,8 @@ def judge_window(rows: WindowRows, judge: Judge, language: Language, window: str
     sampled = {line.id for line in sample} & whole.keys()
     middle = [line for line in middle if line.id in sampled]
 
-    judged = [judge.judge(whole[line.id]) for line in slow if line.id in whole]
+    asked = slow or [line for line in sample if line.outcome != "ok"]  # where nothing ended well: why not
+    judged = [judge.judge(whole[line.id]) for line in asked if line.id in whole]
     difference = _difference(_means(slow, whole), _means(middle, whole))
     found = correlations(tail, middle, features_of(whole, rows.crowds())) if len(ordered) >= ENOUGH else {}
     view: dict[str, Any] = {

@@ -20,11 +20,13 @@ def window_story(view: Mapping[str, Any], language: Language, window: str) -> st
 
     about = {"window": window, "model": view["model"]}
     times = view[f"{view['by']}_ms"]
-    if times is None:
-        return told("none", **about)
-    comma = "、" if language == "zh" else ", "
+    comma, space = ("、", "") if language == "zh" else (", ", " ")
     outcomes = comma.join(f"{outcome} {count}" for outcome, count in view["outcomes"].items())
     sentences = [told("counts", requests=str(view["requests"]), outcomes=outcomes, **about)]
+    causes = comma.join(f"{one['cause']} {one['requests']}" for one in view["causes"][:SHOWN_CAUSES])
+    if times is None:
+        ended_badly = [sentences[0], told("none_ok", causes=causes)]
+        return space.join(ended_badly) if causes else told("none", **about)
     sampled = view["sampled"]
     if sampled["rows_read"] < view["requests"]:
         sentences.append(told("newest", read=str(sampled["rows_read"])))
@@ -40,9 +42,8 @@ def window_story(view: Mapping[str, Any], language: Language, window: str) -> st
     sentences.append(_difference(view, language))
     sentences.append(told(f"goes.{view['goes_with']}", evidence=_evidence(view["evidence"], language)))
     if view["causes"]:
-        causes = comma.join(f"{one['cause']} {one['requests']}" for one in view["causes"][:SHOWN_CAUSES])
         sentences.append(told("causes", causes=causes))
-    return ("" if language == "zh" else " ").join(sentences)
+    return space.join(sentences)
 
 
 def _difference(view: Mapping[str, Any], language: Language) -> str:
