@@ -13,6 +13,8 @@ from cli.language import language_of
 from cli.options import Config, Json, Lang, OpsUrl
 from cli.words import Words
 
+FIRST_CELLS = 63
+"""What the columns before the cause take."""
 TIME_CELLS, MODEL_CELLS = 96, 112
 """From these widths on there are columns for the time and the model."""
 EPILOG = f"""
@@ -67,7 +69,7 @@ def _show(requests: list[dict[str, Any]], words: Words) -> None:
     table.add_column(words("id"), no_wrap=True, min_width=28)
     table.add_column(words("slow_by"), justify="right", no_wrap=True, min_width=12)
     table.add_column(words("largest"), no_wrap=True, min_width=20, overflow="ellipsis")
-    table.add_column(words("cause"), no_wrap=True, overflow="ellipsis")
+    table.add_column(words("cause"), no_wrap=True, overflow="ellipsis", max_width=max(10, out.width - FIRST_CELLS))
     for name in ("at", "model")[: shown - 4]:
         table.add_column(words(name), no_wrap=True, overflow="ellipsis")
     for request in requests:

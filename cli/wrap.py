@@ -9,9 +9,9 @@ from rich.cells import cell_len
 _WIDE = r"\u2e80-\u9fff\uff00-\uffef"
 _PIECE = re.compile(rf"`[^`]*`|\d[\d.]* (?:ms|s|%)(?![a-z])|[^\s{_WIDE}]+|[{_WIDE}]|\s+")
 """Code in backquotes, a number with its unit, a word of a spaced script, one wide character, or space."""
-_CLOSING = frozenset("，。；：、！？）》」』”’%")
+_CLOSING = frozenset("，。；：、！？）》」』")
 """Never the first character of a line: it stays with what it ends."""
-_OPENING = frozenset("（「『“‘《")
+_OPENING = frozenset("（「『《")
 """Never the last of a line: it stays with what it begins."""
 
 
