@@ -93,6 +93,7 @@ async def browser(profile: Path) -> AsyncIterator[Browser]:
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
         "--headless",
+        "--hide-scrollbars",
         "--no-sandbox",
         "--disable-gpu",
         "--disable-quic",

@@ -36,7 +36,9 @@ def waited(up: Line) -> str:
     from concurrent.futures import ThreadPoolExecutor
 
     def ask(tokens: int) -> str:
-        return str(up.chat(stream=True, max_tokens=tokens).headers["x-tokenline-request-id"])
+        answer = up.chat(stream=True, max_tokens=tokens)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["x-tokenline-request-id"]
 
     for _ in range(32):
         ask(2)
@@ -62,10 +64,11 @@ async def log_in(page: Browser, up: Line, path: str) -> None:
     await page.after_load(lambda: page.value("document.querySelector('form.login button').click()"))
 
 
-async def keep(page: Browser, name: str, *, width: int, height: int, dark: bool = False) -> None:
-    """A picture for the docs, when they are asked for."""
+async def keep(page: Browser, name: str, *, width: int, height: int, dark: bool = False, top: str = "body") -> None:
+    """A picture for the docs, when they are asked for. `top`: what it begins with."""
     if PICTURES:
         await page.look(width=width, height=height, dark=dark)
+        await page.value(f"document.querySelector({json.dumps(top)}).scrollIntoView()")
         picture = await page.picture(whole=False)
         await asyncio.to_thread((Path(PICTURES) / f"console-{name}.png").write_bytes, picture)
 
@@ -87,8 +90,9 @@ async def test_the_page_is_whole_and_quiet_on_a_desktop_and_on_a_phone_by_day_an
     unexpected = [fault for fault in page.faults if "/requests/nobody" not in fault]
     assert not unexpected
     await page.go(f"{up.ops_url}/console/requests/{waited}")
-    await keep(page, "request", width=DESKTOP, height=1420)
-    await keep(page, "request-phone-dark", width=PHONE, height=1250, dark=True)
+    await keep(page, "request", width=DESKTOP, height=1240)
+    await keep(page, "request-phone-dark", width=PHONE, height=900, dark=True, top="section:has(#timeline)")
+    await keep(page, "request-usual", width=DESKTOP, height=1200, top="section:has(#baseline)")
     await page.go(f"{up.ops_url}/console")
     await keep(page, "home-dark", width=DESKTOP, height=760, dark=True)
 

@@ -149,6 +149,13 @@ def test_a_range_goes_from_p50_to_p99_with_this_request_as_a_dot() -> None:
     assert ranges(record(ledger())) == []
 
 
+@pytest.mark.parametrize(("p99_ms", "is_over"), [(18.0, False), (17.5, False), (17.0, True)])
+def test_only_what_is_surely_over_p99_is_said_to_be(p99_ms: float, is_over: bool) -> None:
+    usual = {"stages": {"engine_queue": {"p50_ms": 2.0, "p95_ms": 6.0, "p99_ms": p99_ms}}}
+    (found,) = ranges(record(ledger(), baseline=usual))
+    assert found.is_over == is_over
+
+
 def test_figures_are_compared_too_and_nothing_is_while_the_class_is_too_new() -> None:
     quantiles = {"p50_ms": 40.0, "p95_ms": 70.0, "p99_ms": 90.0}
     usual = {"compared_with": "class", "stages": {"auth": quantiles}, "figures": {"ttft_ms": {"p50": 40, "p99": 81.5}}}
