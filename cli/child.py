@@ -99,12 +99,22 @@ def _run_observer(settings: Settings) -> None:
 
 
 def _run_engine(settings: Settings) -> None:
+    if settings.engine.backend == "vllm":
+        from backend_engine.backends.vllm_process import run_vllm
+
+        run_vllm(settings, settings.engine_unix_socket, is_alone=False)
+        return
     from backend_engine.server import run_engine
 
     run_engine(settings, socket=settings.engine_socket)
 
 
 def _run_engine_alone(settings: Settings) -> None:
+    if settings.engine.backend == "vllm":
+        from backend_engine.backends.vllm_process import run_vllm
+
+        run_vllm(settings, None, is_alone=True)
+        return
     from backend_engine.server import run_engine
 
     run_engine(settings, socket=None)

@@ -16,6 +16,7 @@ from cli.process import ChildProcess, child_command
 from cli.readiness import Probe, loopback_url
 from cli.signals import Asked, ending_signals
 from cli.supervise import Part, Supervisor
+from cli.vllm import check_vllm_startable
 from settings.checks import (
     check_answerable,
     check_base_url_port,
@@ -61,8 +62,7 @@ def run_engine_alone(loaded: Loaded, *, as_json: bool) -> None:
     """The engine on the tenant listener's address; its only key is server.api_key, where that is set."""
     settings = loaded.settings
     check_base_url_port(settings)
-    check_engine_startable(settings)
-    check_engine_installed(settings)
+    notes = _check_engine(loaded)
     prepare_state_dir(settings)
     server = settings.server
     engine = Process(
@@ -73,7 +73,7 @@ def run_engine_alone(loaded: Loaded, *, as_json: bool) -> None:
     )
     with owned_state_dir(settings, ["engine"]):
         check_ports([("server.port", server.host, server.port)])
-        say_notes(loaded.notes)
+        say_notes(notes)
         facts = Facts(
             base_url=settings.advertised_base_url,
             key=server.api_key.get_secret_value() if server.api_key else None,
@@ -87,14 +87,12 @@ def _run_gateway_side(loaded: Loaded, *, as_json: bool) -> None:
     settings = loaded.settings
     check_answerable(settings)
     check_startable(settings)
-    with_engine = settings.engine.backend == "tokenline"
-    if with_engine:
-        check_engine_startable(settings)
-        check_engine_installed(settings)
+    with_engine = settings.has_engine
+    notes = _check_engine(loaded) if with_engine else loaded.notes
     prepare_state_dir(settings)
     with owned_state_dir(settings, ["gateway", *(["engine"] if with_engine else [])]):
         check_ports(listeners_of(settings))
-        say_notes(loaded.notes)
+        say_notes(notes)
         key = tenant_key(settings)
         settings = with_admin_key(settings)
         for stale in (settings.intake_socket, *([settings.engine_socket] if with_engine else [])):
@@ -110,6 +108,16 @@ def _run_gateway_side(loaded: Loaded, *, as_json: bool) -> None:
         _run(settings, _processes(settings, with_engine=with_engine), lambda: announce(facts, as_json=as_json))
 
 
+def _check_engine(loaded: Loaded) -> tuple[str, ...]:
+    """What the user should know. Raises SettingsError or CliError when the engine can't be started."""
+    settings = loaded.settings
+    if settings.engine.backend == "vllm":
+        return (*loaded.notes, *check_vllm_startable(loaded))
+    check_engine_startable(settings)
+    check_engine_installed(settings)
+    return loaded.notes
+
+
 def _processes(settings: Settings, *, with_engine: bool) -> list[Process]:
     """In the order in which they are ended: the worker while all it needs is there, the observer when all is told."""
     server = settings.server
@@ -119,7 +127,12 @@ def _processes(settings: Settings, *, with_engine: bool) -> list[Process]:
         Probe(loopback_url(server.host, server.port, "/healthz")),
         server.drain_seconds + GRACE_SECONDS,
     )
-    engine = Process("engine", "engine", Probe("http://engine/health", settings.engine_socket), ENGINE_GRACE_SECONDS)
+    engine = Process(
+        "engine",
+        "engine",
+        Probe(f"{settings.engine_origin}/health", settings.engine_unix_socket),
+        ENGINE_GRACE_SECONDS,
+    )
     observer = Process(
         "observer", "observer", Probe(loopback_url(server.ops_host, server.ops_port, "/readyz")), GRACE_SECONDS
     )

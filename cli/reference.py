@@ -17,7 +17,7 @@ One TOML file: the one of `--config`, else of `TOKENLINE_CONFIG`, else `./tokenl
 - **Environment.** Every key can be overridden: `TOKENLINE_SCHEDULER__MAX_NUM_SEQS=64`. Numbers, `true` and `false` are
   read as in TOML. An empty variable counts as not set. Entries of lists are counted from 0
   (`TOKENLINE_UPSTREAMS__0__URL`), names of `[slo]` tables are lower case. An unknown name is an error.
-- **Command line.** `--model`, `--device` win over both.
+- **Command line.** `--model`, `--device`, `--backend` win over both.
 - **References.** `${NAME}` in a string of the file is replaced by that environment variable; one that is not set is an
   error. `$${` stands for `${` itself.
 - **Secrets** belong in the environment: `api_key = "${TOKENLINE_API_KEY}"`, `api_key_env = "OPENAI_API_KEY"`.
