@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 
 _WIDE = r"\u2e80-\u9fff\uff00-\uffef"
 _PIECE = re.compile(rf"`[^`]*`|\d[\d.]* (?:ms|s|%)(?![a-z])|[^\s{_WIDE}]+|[{_WIDE}]|\s+")
@@ -38,7 +38,7 @@ def _units(text: str, cells: int) -> list[str]:
         if units and (piece[0] in _CLOSING or units[-1][-1] in _OPENING):
             units[-1] += piece
         elif cell_len(piece) > cells:
-            units += [piece[first : first + cells] for first in range(0, len(piece), cells)]
+            units += chop_cells(piece, cells)
         else:
             units.append(piece)
     return units
