@@ -30,7 +30,7 @@ TEXTS = {
     "slowest": "最慢的请求",
     "slowest_of": "按首个 token 的时间排序；非流式回答按总时间。仅含最近 {window} 内开始的请求。",
     "latest": "最近的请求",
-    "latest_of": "按结束先后，最新的在前。",
+    "latest_of": "最近结束的请求，最新的在前。",
     "window": "时间范围",
     "none_slow": "最近 {window} 内没有请求。",
     "none_latest": "还没有请求结束。请先向 {base_url} 发送请求，再刷新本页。",

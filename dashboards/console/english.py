@@ -34,7 +34,7 @@ TEXTS = {
     "slowest": "Slowest requests",
     "slowest_of": "By time to first token; whole answers by their total time. Those that began in the last {window}.",
     "latest": "Latest requests",
-    "latest_of": "As they ended, newest first.",
+    "latest_of": "The last that ended, newest first.",
     "window": "Window",
     "none_slow": "No request began in the last {window}.",
     "none_latest": "No request has ended yet. Ask something at {base_url}, then reload this page.",

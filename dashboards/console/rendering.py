@@ -39,6 +39,7 @@ class Renderer:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            auto_reload=False,
         )
         self._templates.filters |= {"ms": ms, "ms3": ms3, "time": time, "percent": percent, "utc": utc}
         self._templates.globals |= {
@@ -48,6 +49,9 @@ class Renderer:
             "span_tree": span_tree,
             "quote_shell": shlex.quote,
         }
+        # Now and not at the first question: an upgrade on disk must not mix its templates with this process's code.
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
 
     def page(
         self,
