@@ -88,6 +88,7 @@ TEXTS = {
     "confidence_high": "高",
     "action": "建议",
     "excess": "超出平常的部分",
+    "excess_alone": "时间用在何处",
     "excess_share": "占超出总量",
     "whole_line": "整个请求：首个 token 在 {ttft}，结束于 {e2e}",
     "chart_ttft": "到首个 token 的各阶段",

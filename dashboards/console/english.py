@@ -94,6 +94,7 @@ TEXTS = {
     "confidence_high": "high",
     "action": "What to do",
     "excess": "Over the usual",
+    "excess_alone": "Where the time went",
     "excess_share": "of the excess",
     "whole_line": "The whole request: first token at {ttft}, end at {e2e}",
     "chart_ttft": "Stages to the first token",

@@ -114,7 +114,9 @@ async def test_every_bar_has_words(rig: ConsoleRig, client: httpx.AsyncClient) -
 
 async def test_the_baseline_is_shown_once_there_is_one(rig: ConsoleRig, client: httpx.AsyncClient) -> None:
     rig.close_request(here(1))
-    assert "Requests of this class so far: 1." in (await page_of(client, "/console/requests/req_1")).text
+    young = await page_of(client, "/console/requests/req_1")
+    assert "Requests of this class so far: 1." in young.text
+    assert "Over the usual" not in young.text
     rig.close_request(*(here(number) for number in range(2, 42)))
     slow = timings(host_identity(), scheduled=330.5, prefill_end=375.5, first_written=377.0, last_token=475.5)
     late = {"first_event": 379.0, "first_token": 380.0, "first_visible": 380.0, "first_token_written": 381.5}
@@ -127,6 +129,7 @@ async def test_the_baseline_is_shown_once_there_is_one(rig: ConsoleRig, client: 
     assert expected in {one["aria-label"] for one in ranges}
     assert len(ranges) >= len(record["stages"])
     assert "over P99" in page.text
+    assert "Over the usual" in page.text
     assert record["verdict"]["cause"] in page.text
     assert f"+{record['verdict']['excess'][0]['ms']:,.2f}" in page.text
 
