@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tracing import metrics, semconv
 from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
 from tracing.metrics import prompt_size_class
+from tracing.observer.histogram import Histogram
 from tracing.observer.labels import Bounded, status_label
 from tracing.observer.rows import Row
 from tracing.spans import Span
 from tracing.stages import Timeline
 
 MAX_ROUTES = 64
+MAX_UPSTREAMS = 32
+"""Of histograms by stage and upstream, which are half of a full page: with them it stays under 5 MB."""
 MAX_FIRST_TOKENS = 50_000
 
 _ATTEMPT_ERRORS = frozenset({"connect", "first_byte", "idle", "total", "status", "protocol", "cancelled"})
@@ -32,18 +34,20 @@ class Meters:
     """Counters and histograms of what happened. Gauges of what is now live in `workers.Workers`."""
 
     def __init__(self, registry: CollectorRegistry, *, trace_is_kept: Callable[[str, str, float], bool]) -> None:
-        built = metrics.build(metrics.GATEWAY, registry)
+        timed = [metric for metric in metrics.GATEWAY if metric.kind == "histogram"]
+        self._histograms = {metric.name: Histogram(metric, registry) for metric in timed}
+        others = tuple(metric for metric in metrics.GATEWAY if metric.kind != "histogram")
+        built = metrics.build(others, registry)
         self._counters = {name: item for name, item in built.items() if isinstance(item, Counter)}
-        self._histograms = {name: item for name, item in built.items() if isinstance(item, Histogram)}
         self.gauges = {name: item for name, item in built.items() if isinstance(item, Gauge)}
         self._trace_is_kept = trace_is_kept
         self._routes = Bounded(MAX_ROUTES)
-        self._upstreams = Bounded(MAX_ROUTES)
+        self._upstreams = Bounded(MAX_UPSTREAMS)
         self._teams = Bounded(MAX_ROUTES)
         self._models = Bounded(MAX_ROUTES)
         self._workers = Bounded(MAX_ROUTES)
-        # `labels()` of prometheus_client costs more than an observation: children are looked up here instead.
-        self._children: dict[tuple[str, ...], Counter | Histogram] = {}
+        # `labels()` of prometheus_client costs more than counting: children are looked up here instead.
+        self._children: dict[tuple[str, ...], Counter] = {}
         self._first_tokens: OrderedDict[str, None] = OrderedDict()
 
     # What happened
@@ -194,14 +198,10 @@ class Meters:
         if child is None:
             metric = self._counters[name]
             child = self._children[(name, *labels)] = metric.labels(*labels) if labels else metric
-        cast(Counter, child).inc(amount)
+        child.inc(amount)
 
     def _observe(self, name: str, value: float, *labels: str, exemplar: str = "") -> None:
-        child = self._children.get((name, *labels))
-        if child is None:
-            metric = self._histograms[name]
-            child = self._children[(name, *labels)] = metric.labels(*labels) if labels else metric
-        cast(Histogram, child).observe(value, {"trace_id": exemplar} if exemplar else None)
+        self._histograms[name].observe(value, labels, {"trace_id": exemplar} if exemplar else None)
 
 
 def _attempt_result(attempt: Attempt) -> str:

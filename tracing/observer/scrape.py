@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
+from tracing.observer.exposition import OPENMETRICS, encoder_for
+
 ENGINE_TIMEOUT_SECONDS = 0.5
 MAX_ENGINE_BYTES = 4 * 2**20
 _EOF = b"# EOF\n"
-_OPENMETRICS = "application/openmetrics-text"
 
 
 class _Parsed:
@@ -40,14 +41,15 @@ class MetricsPage:
 
     async def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, as `accept` asks (Prometheus text or OpenMetrics)."""
-        encode, content_type = choose_encoder(accept)
+        write, content_type = encoder_for(accept)
         # In a thread: a page of thousands of series takes tens of milliseconds, which records should not wait for.
-        own, engine = await asyncio.gather(asyncio.to_thread(encode, self._registry), self._engine_page(accept))
+        own, engine = await asyncio.gather(asyncio.to_thread(write, self._registry), self._engine_page(accept))
         if engine is None:
             return own, content_type
         body, engine_type = engine
         if _is_openmetrics(engine_type) != _is_openmetrics(content_type):
             families = text_string_to_metric_families(body.removesuffix(_EOF).decode())
+            encode, _ = choose_encoder(accept)
             body = await asyncio.to_thread(encode, _Parsed(list(families)))
         if _is_openmetrics(content_type):
             return own.removesuffix(_EOF) + body.removesuffix(_EOF) + _EOF, content_type
@@ -77,4 +79,4 @@ class MetricsPage:
 
 
 def _is_openmetrics(content_type: str) -> bool:
-    return content_type.startswith(_OPENMETRICS)
+    return content_type.startswith(OPENMETRICS)
