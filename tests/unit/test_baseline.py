@@ -15,6 +15,7 @@ from tracing.observer.baseline import (
     WINDOW_SECONDS,
     WINDOWS,
     Baselines,
+    Classes,
     ClassKey,
     class_of,
 )
@@ -111,6 +112,8 @@ def test_old_windows_are_forgotten_when_new_ones_come_and_when_time_passes():
     baselines = Baselines()
     for age in range(WINDOWS + 2):
         key = fill(baselines, lambda age=age: ledger(wall_ns=WALL_NS + age * WINDOW_NS))
+    (_, kept) = msgspec.msgpack.decode(baselines.encoded(), type=Classes)[0]
+    assert len(kept) == WINDOWS
     newest = WALL_NS + (WINDOWS + 1) * WINDOW_NS
     assert baselines.of(key, newest).requests == WINDOWS
     assert baselines.of(key, newest + 2 * WINDOW_NS).requests == WINDOWS - 2

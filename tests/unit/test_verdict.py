@@ -58,6 +58,19 @@ def test_in_a_class_that_varies_the_same_delay_is_not_slow():
     assert cause(court, delayed(30.5, 12)) == ("none", None)
 
 
+def test_half_as_much_again_as_the_median_is_slow_however_the_class_varies():
+    court = Court().knows(requests=100).knows(delayed(30.5, 200), 20)
+    assert cause(court, delayed(30.5, 45)) == ("engine_queue", "engine_queue")
+
+
+def test_slow_tokens_of_a_short_answer_weigh_what_they_cost_beside_a_wait():
+    usage = Usage(input_tokens=31, output_tokens=11, source="usage")
+    ends = {"last_token": 180, "upstream_end": 182, "finish": 183}
+    made = delayed(30.5, 50, usage=usage, timings=timings(mean_batch=12.0, predicted_n=11), **ends)
+    assert made.upstream_end - made.first_token_written < 104 * MS  # the streaming itself took no longer than usual
+    assert cause(Court().knows(), made) == ("large_batch", "streaming")
+
+
 def test_milliseconds_are_never_slow_whatever_the_ratio():
     quick = ledger()
     for name in ("first_token_written", "first_token", "first_visible", "first_event"):

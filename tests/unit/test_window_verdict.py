@@ -19,7 +19,8 @@ from tracing.observer import window_rows
 from tracing.observer.ranks import chance_correlation, quantile, rank_correlation
 from tracing.observer.store import AddRow, Store
 from tracing.observer.verdict import Judge
-from tracing.observer.window_rows import WindowRows
+from tracing.observer.window_evidence import KINDS, correlations, goes_with
+from tracing.observer.window_rows import Line, WindowRows
 from tracing.observer.window_verdict import judge_window
 from tracing.observer.window_wording import window_story
 
@@ -247,6 +248,20 @@ def test_a_window_is_told_in_chinese_too(tmp_path):
     assert "变慢与时间有关" in text
     assert "engine_queue" in text
     assert window_story(view, "en", "1h") != text
+
+
+def test_a_third_of_the_slow_ones_is_too_few_for_slowness_to_go_with_it():
+    slow, usual_ones = ([Line(first + n, 0, 1.0, 1.0, 1.0, "ok") for n in range(200)] for first in (0, 1000))
+    features = {
+        name: lambda number, name=name: 100.0 if name == "load" and number % 10 < 3 and number < 1000 else 1.0
+        for names in KINDS.values()
+        for name in names
+    }
+    found = correlations(slow, usual_ones, features)
+    load = found["time"]["load"]
+    assert (load["rank_correlation"], load["is_significant"]) == (0.3, False)
+    assert load["slowest_mean"] > 30 * load["median_half_mean"]
+    assert goes_with(found) == "neither"
 
 
 VALUES = st.lists(st.integers(0, 9).map(float), min_size=1, max_size=30)
