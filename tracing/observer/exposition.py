@@ -1,7 +1,7 @@
 """Writing the /metrics page: what prometheus_client writes, byte for byte, in a fraction of its time.
 
-The library escapes and formats every one of some 40,000 lines anew. Here what is the same for all buckets of a series is
-written once, numbers that come again are taken from a table, and what needs no escaping is not looked at letter by
+The library escapes and formats every one of some 40,000 lines anew. Here what is the same for all buckets of a series
+is written once, numbers that come again are taken from a table, and what needs no escaping is not looked at letter by
 letter. It is for families as ours are: legal names, no timestamps, no native histograms. For scrapers that want names
 translated, the library's encoder is called.
 """

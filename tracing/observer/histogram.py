@@ -1,8 +1,8 @@
 """Histograms of the observer: prometheus_client's in what they show, made to be written and observed quickly.
 
-A full page is 40,000 lines, nine in ten of them buckets; and each request is observed in some twenty histograms. They are
-observed by one thread (the observer's loop) and read by another (the page's), which sees each of them as it was at some
-moment. To the registry they are collectors like any other.
+A full page is 40,000 lines, nine in ten of them buckets; and each request is observed in some twenty histograms. They
+are observed by one thread (the observer's loop) and read by another (the page's), which sees each of them as it was at
+some moment. To the registry they are collectors like any other.
 """
 
 from __future__ import annotations
