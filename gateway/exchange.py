@@ -60,6 +60,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self.ledger = open_ledger(scope, self.headers, clock, worker)
+        self._woke_ns = self.ledger.ingress
 
     async def body(self, limit: int, idle_seconds: float) -> bytes:
         """The whole request body.
@@ -115,8 +116,9 @@ class Exchange:
             task.cancel()
 
     def woke(self, now_ns: int) -> None:
-        """The request's turn came at `now_ns`: notes how late the loop was with it."""
-        self.ledger.loop_lag_ns += self._lag.overdue_ns(now_ns)
+        """The request's turn came at `now_ns`: notes how late the loop was with it, no moment of it twice."""
+        since_ns, self._woke_ns = self._woke_ns, now_ns
+        self.ledger.loop_lag_ns += min(self._lag.overdue_ns(now_ns), now_ns - since_ns)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Sends the status line and headers, ours added."""

@@ -7,6 +7,7 @@ import asyncio
 from tracing.clock import Clock
 
 TICK_SECONDS = 0.005
+_TICK_NS = round(TICK_SECONDS * 1e9)
 MAX_SAMPLES = 200
 """Kept between two reports: one a second, the worst of each TICKS_PER_SAMPLE ticks."""
 TICKS_PER_SAMPLE = 4
@@ -18,6 +19,9 @@ class LoopLag:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due_ns = 0
+        self._stall_ns = 0
+        self._stall_end_ns = 0
+        """The last tick that was late by a whole tick or more: how late, and when it ran."""
         self._worst_ns = 0
         self._ticks = 0
         self._samples: list[int] = []
@@ -33,7 +37,13 @@ class LoopLag:
             self._handle.cancel()
 
     def overdue_ns(self, now_ns: int) -> int:
-        """How late the loop is at this moment: what whoever runs now may have waited for its turn. Never negative."""
+        """How late the loop is at this moment: what whoever runs now may have waited for its turn. Never negative.
+
+        When the loop gets its turn again, its timers may run before what arrived meanwhile: a late tick that ran just
+        before has waited for the same turn.
+        """
+        if now_ns - self._stall_end_ns < _TICK_NS:
+            return self._stall_ns
         return max(0, now_ns - self._due_ns) if self._due_ns else 0
 
     def drain(self) -> list[int]:
@@ -42,11 +52,15 @@ class LoopLag:
         return samples
 
     def _schedule(self) -> None:
-        self._due_ns = self._clock.mono_ns() + round(TICK_SECONDS * 1e9)
+        self._due_ns = self._clock.mono_ns() + _TICK_NS
         self._handle = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
-        self._worst_ns = max(self._worst_ns, self.overdue_ns(self._clock.mono_ns()))
+        now_ns = self._clock.mono_ns()
+        late_ns = max(0, now_ns - self._due_ns)
+        self._worst_ns = max(self._worst_ns, late_ns)
+        if late_ns >= _TICK_NS:
+            self._stall_ns, self._stall_end_ns = late_ns, now_ns
         self._ticks += 1
         if self._ticks >= TICKS_PER_SAMPLE:
             if len(self._samples) < MAX_SAMPLES:

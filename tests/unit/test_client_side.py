@@ -134,3 +134,15 @@ async def test_lag_is_how_overdue_the_tick_is() -> None:
     assert max(samples) >= 10_000_000
     assert lag.drain() == []
     lag.stop()
+
+
+async def test_a_late_tick_that_ran_just_before_is_the_lag_of_who_runs_after_it() -> None:
+    clock = FakeClock()
+    lag = LoopLag(clock)
+    lag.start()
+    clock.advance_ms(305)
+    while not lag._stall_ns:
+        await asyncio.sleep(0.005)
+    assert lag.overdue_ns(clock.advance_ms(1)) == 300_000_000
+    assert lag.overdue_ns(clock.advance_ms(4.5)) < 1_000_000
+    lag.stop()
