@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 PREFIXES = ("/api", "/api/v1", "/v1")
 DOUBLED = ("/api/v1/v1", "/v1/v1")
 """Taken too: a client whose base_url ends in /v1 and that appends /v1 again."""
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/metrics", "/advice"})
 """They need no key: numbers only, for whoever watches the process."""
 
 Endpoint = Callable[[Scope, Receive, Send, int], Awaitable[None]]
@@ -132,6 +132,11 @@ def control_routes(frontend: Frontend) -> FastAPI:
         """Prometheus text or OpenMetrics, by the Accept header."""
         page, content_type = frontend.metrics.page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})
+
+    @app.get("/advice")
+    async def advice() -> Response:
+        """The settings that hold throughput back, by the engine's own data."""
+        return JSONResponse({"model": frontend.model, **frontend.metrics.adviser.report()})
 
     async def models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [_model(frontend)]})

@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 
 from backend_engine.access import OneKey
+from backend_engine.adviser import CHECK_SECONDS
 from backend_engine.app import EngineApp
 from backend_engine.core.messages import Shutdown
 from backend_engine.core_link import ZmqLink
@@ -106,7 +107,7 @@ class _Server(uvicorn.Server):
 
 
 class Engine:
-    """Five tasks, all owned here: HTTP, the core's messages, the core's process, loading, and the log of rates."""
+    """Six tasks, all owned here: HTTP, the core's messages and process, loading, the log of rates, and advice."""
 
     def __init__(
         self, settings: Settings, frontend: Frontend, link: ZmqLink, core: CoreProcess, server: uvicorn.Server
@@ -129,6 +130,7 @@ class Engine:
             asyncio.create_task(self._watch_core(), name="core process"),
             asyncio.create_task(self._load(), name="load"),
             asyncio.create_task(self._log_rates(), name="rates"),
+            asyncio.create_task(self._advise(), name="advice"),
         ]
         asked = asyncio.create_task(self._asked_to_end.wait(), name="signal")
         try:
@@ -194,3 +196,8 @@ class Engine:
         while self._settings.logging.log_tps:
             await asyncio.sleep(LOG_RATES_SECONDS)
             self._frontend.metrics.log_rates()
+
+    async def _advise(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self._frontend.metrics.adviser.check()
