@@ -92,6 +92,10 @@ def test_slow_lists_the_slowest_with_their_dominant_stage(shared: ObserverProces
     assert answer.status_code == 422
     assert "like 90s, 15m, 1h, 7d" in answer.json()["error"]["message"]
     assert observer.admin("/slow", limit=0).status_code == 422
+    assert observer.admin("/slow", by="x").status_code == 422
+    assert observer.admin("/slow", stage="no_such_stage").json()["requests"] == []
+    by_key = observer.admin("/slow", by="ttft", outcome="ok").json()["requests"]
+    assert by_key == observer.admin("/slow").json()["requests"]
 
 
 def test_the_admin_api_is_for_holders_of_the_admin_key(shared: ObserverProcess) -> None:

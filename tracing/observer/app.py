@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -85,11 +85,21 @@ def _request_routes(observer: Observer) -> APIRouter:
 
     @router.get("/slow")
     async def slow(
-        window: str = "1h", model: str | None = None, limit: Annotated[int, Query(ge=1, le=MAX_SLOW)] = 20
+        window: str = "1h",
+        model: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_SLOW)] = 20,
+        by: Literal["slow", "ttft", "e2e", "tpot"] = "slow",
+        key: str | None = None,
+        outcome: str | None = None,
+        stage: str | None = None,
     ) -> dict[str, Any]:
-        """The slowest requests that began in the window: by TTFT, or by E2E where there is none."""
+        """The slowest requests that began in the window: by TTFT, or by E2E where there is none; or by what is asked.
+
+        `key` is a key's alias; `stage` the stage that took most of the time.
+        """
+        asked = {"by": by, "key_alias": key, "outcome": outcome, "stage": stage}
         try:
-            found = await slowest_requests(observer, window, model, limit)
+            found = await slowest_requests(observer, window, model, limit, **asked)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
         return {"window": window, "model": model, "requests": found}

@@ -34,10 +34,12 @@ async def requests_with_id(
     return matches
 
 
-async def slowest_requests(observer: Observer, window: str, model: str | None, limit: int) -> list[dict[str, Any]]:
-    """The slowest requests that began in the window: by TTFT, or by E2E where there is none. Raises ValueError."""
+async def slowest_requests(
+    observer: Observer, window: str, model: str | None, limit: int, **asked: Any
+) -> list[dict[str, Any]]:
+    """The slowest requests that began in the window; `asked` are the further words of Store.slow. Raises ValueError."""
     since_ns = observer.clock.wall_ns() - window_ns(window)
-    rows = await run_in_threadpool(observer.store.slow, since_ns=since_ns, model=model, limit=limit)
+    rows = await run_in_threadpool(observer.store.slow, since_ns=since_ns, model=model, limit=limit, **asked)
     return await run_in_threadpool(_with_causes, observer.judge(), rows)
 
 
