@@ -151,3 +151,39 @@ def test_an_export_to_itself_is_refused_at_the_start(start: Start) -> None:
     assert observer.process.returncode == 1
     assert "own OTLP receiver" in stderr
     assert "Traceback" not in stderr
+
+
+def test_the_receiver_of_a_running_observer_asks_for_its_token(start: Start) -> None:
+    observer = start(server={"otlp_token": "the-token"}).wait_healthy()
+    answer = observer.post_spans(*engine_spans(here(1)))
+    assert answer.status_code == 401
+    assert observer.sample('tokenline_spans_received_total{result="accepted"}') is None
+    assert observer.terminate() == 0
+
+
+def test_a_vllm_shaped_upstream_is_joined_by_its_exported_span_alone(start: Start) -> None:
+    observer = start().wait_healthy()
+    link = WorkerLink(observer.settings.intake_socket)
+    made = here(1, timings=None)
+    (request, *_) = engine_spans(made)
+    for name, seconds in (("time_in_queue", 0.018), ("time_in_model_prefill", 0.045), ("time_to_first_token", 0.065)):
+        request.attributes.add(key=f"gen_ai.latency.{name}").value.double_value = seconds
+    request.end_time_unix_nano = request.start_time_unix_nano + 170_000_000
+    link.send(*closing(made))
+    observer.post_spans(request)
+    observer.post_spans(request)
+    wait_until(lambda: observer.find("req_1")[0]["trace_complete"], "the span was joined")
+    (found,) = observer.find("req_1", spans=1)
+    assert found["stages"]["engine_queue"] == 18.0
+    assert found["stages"]["engine_prefill"] == 45.0
+    assert "upstream_wait" not in found["stages"]
+    assert found["sources"]["engine_prefill"] == "span"
+    assert found["sources"]["transit"] == "derived"
+    assert found["engine_ttft_ms"] == 65.0
+    derived = [span for span in found["spans"] if span["attributes"].get("tokenline.derived")]
+    assert [span["name"] for span in derived] == ["queue", "prefill"]
+    emitted = next(span for span in found["spans"] if span["name"] == "llm_request")
+    assert all(emitted["start_ns"] <= s["start_ns"] <= s["end_ns"] <= emitted["end_ns"] for s in derived)
+    series = 'tokenline_stage_duration_seconds_count{stage="%s",upstream="engine"}'
+    assert observer.sample(series % "engine_prefill") == 1
+    assert observer.sample(series % "upstream_wait") is None
