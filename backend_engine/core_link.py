@@ -8,7 +8,7 @@ from typing import Protocol
 import zmq
 import zmq.asyncio
 
-from backend_engine.core.messages import FromCore, ToCore, decode_from_core, encode
+from backend_engine.core.messages import ToCore, encode
 
 
 class CoreLink(Protocol):
@@ -21,9 +21,9 @@ class CoreLink(Protocol):
 class ZmqLink:
     """PUSH to the core, PULL from it.
 
-    The queue to the core is as long as what the frontend lets in: `max_in_flight` requests, each with one Submit and at
-    most one Abort. It is sized for twice that, so a send never finds it full while the core lives. The queue from the
-    core holds what a step said and is read by one task that does nothing else.
+    The queue to the core is as long as what the frontend lets in: `max_in_flight` answers, each with a Submit, at most
+    one Abort and one Mask at a time. It is sized for more: a send never finds it full while the core lives. The queue
+    from the core holds what a step said, and is read by one task that does little else.
     """
 
     def __init__(self, inbox: str, outbox: str, max_in_flight: int) -> None:
@@ -38,10 +38,10 @@ class ZmqLink:
         """Sends now if the core is connected, else as soon as it is; the order is kept."""
         self._to_core.send(encode(message))
 
-    async def messages(self) -> AsyncIterator[FromCore]:
-        """What the core says, in its order."""
+    async def messages(self) -> AsyncIterator[bytes]:
+        """What the core says, in its order, as it comes."""
         while True:
-            yield decode_from_core(await self._from_core.recv())
+            yield await self._from_core.recv()
 
     def close(self) -> None:
         """Drops what was not sent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -20,9 +20,9 @@ from backend_engine.asgi import (
     send_error,
     send_json,
 )
+from backend_engine.fields import Fields, invalid
 from backend_engine.frontend import Frontend
 from backend_engine.generation import Generation
-from backend_engine.parameters import Fields, invalid
 from backend_engine.prompts import check_token_ids
 from backend_engine.record import RequestRecord, Surface
 from backend_engine.requests import (
@@ -34,6 +34,8 @@ from backend_engine.requests import (
     parse_object,
     parse_prompt,
 )
+from backend_engine.text.tool_calls import parser_for
+from backend_engine.text.wire import Prompt
 from backend_engine.writing import AnswerWriter
 from protocol import headers as names
 from protocol.errors import ApiError
@@ -82,10 +84,10 @@ class GenerationEndpoint:
                 record.left_ns = frontend.clock.mono_ns()
 
         async with noticing_disconnect(receive, left):
-            tokens = await frontend.tokenize(request.source)
+            tokens, grammar = await frontend.tokenize(request)
             if record.left_ns is not None:
                 raise ClientLeft
-            generation = frontend.submit(request, tokens, record)
+            generation = frontend.submit(request, tokens, grammar, record)
             try:
                 await self._write(generation, request, receive, send, request_id)
             finally:
@@ -97,10 +99,15 @@ class GenerationEndpoint:
         frontend, record, parameters = self._frontend, generation.record, request.parameters
         kind = ChatAnswer if self._surface == "chat" else CompletionAnswer
         created = record.received_wall_ns // 10**9
-        answer = kind(record.answer_id, created, frontend.model, wants_usage=parameters.wants_usage)
+        answer = kind(
+            record.answer_id, created, frontend.model, wants_usage=parameters.wants_usage, choices=parameters.choices
+        )
+        has_tools = bool(request.tools.functions)
+        tool_format = frontend.text.tool_format if has_tools else None
         writer = AnswerWriter(
             generation,
             answer,
+            [parser_for(tool_format) for _ in generation.choices] if tool_format is not None else [],
             send,
             request_id,
             clock=frontend.clock,
@@ -125,9 +132,9 @@ class GenerationEndpoint:
 
 
 class JsonEndpoint:
-    """POST of one JSON object, answered with another by a plain function that may raise ApiError."""
+    """POST of one JSON object, answered with another by a function that may raise ApiError."""
 
-    def __init__(self, frontend: Frontend, handle: Callable[[Frontend, Fields], dict[str, Any]]) -> None:
+    def __init__(self, frontend: Frontend, handle: Callable[[Frontend, Fields], Awaitable[dict[str, Any]]]) -> None:
         self._frontend = frontend
         self._handle = handle
 
@@ -136,7 +143,7 @@ class JsonEndpoint:
         request_id = request_id_of(scope)
         try:
             body = await read_body(scope, receive, self._frontend.settings.server.max_body_bytes)
-            answer = msgspec.json.encode(self._handle(self._frontend, parse_object(body)))
+            answer = msgspec.json.encode(await self._handle(self._frontend, parse_object(body)))
         except ClientLeft:
             return
         except ApiError as error:
@@ -145,38 +152,39 @@ class JsonEndpoint:
             await send_json(send, 200, answer, ((names.REQUEST_ID.encode(), request_id.encode()),))
 
 
-def tokenize(frontend: Frontend, fields: Fields) -> dict[str, Any]:
+async def tokenize(frontend: Frontend, fields: Fields) -> dict[str, Any]:
     """POST /tokenize, in vLLM's shape: a `prompt`, or `messages` for the chat template."""
-    tokenizer, limits = frontend.serving()
+    limits = frontend.serving()
     check_model(fields, frontend.model, is_required=False)
     if "messages" in fields:
-        is_open = fields.get("add_generation_prompt", True)
-        tokens = tokenizer.encode_chat(parse_messages(fields).messages, open_answer=bool(is_open))
+        is_open = bool(fields.get("add_generation_prompt", True))
+        tokens = await frontend.text.encode(msgspec.structs.replace(parse_messages(fields), open_answer=is_open))
     else:
         text = parse_prompt(fields).text
         if text is None:
             raise invalid("prompt", "'prompt' must be a string; token ids are tokens already.")
-        tokens = tokenizer.encode(text, special=bool(fields.get("add_special_tokens", True)))
+        special = bool(fields.get("add_special_tokens", True))
+        tokens = await frontend.text.encode(Prompt(text=text, special=special))
     wants_names = bool(fields.get("return_token_strs", False))
     return {
         "count": len(tokens),
         "max_model_len": limits.max_model_len,
         "tokens": tokens,
-        "token_strs": tokenizer.token_names(tokens) if wants_names else None,
+        "token_strs": await frontend.text.token_names(tokens) if wants_names else None,
     }
 
 
-def detokenize(frontend: Frontend, fields: Fields) -> dict[str, Any]:
+async def detokenize(frontend: Frontend, fields: Fields) -> dict[str, Any]:
     """POST /detokenize, in vLLM's shape; special tokens are shown."""
-    tokenizer, limits = frontend.serving()
+    limits = frontend.serving()
     check_model(fields, frontend.model, is_required=False)
     tokens = fields.get("tokens")
     if not isinstance(tokens, list):
         raise invalid("tokens", "'tokens' must be a list of token ids.")
-    return {"prompt": tokenizer.decode(check_token_ids(tokens, "tokens", limits.vocab_size), special=True)}
+    return {"prompt": await frontend.text.decode(check_token_ids(tokens, "tokens", limits.vocab_size))}
 
 
-def embeddings(frontend: Frontend, fields: Fields) -> dict[str, Any]:
+async def embeddings(frontend: Frontend, fields: Fields) -> dict[str, Any]:
     """POST /v1/embeddings: refused, with the way to get them."""
     raise ApiError(
         400,

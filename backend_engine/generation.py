@@ -1,13 +1,14 @@
-"""One answer in the making: tokens of the core go in, pieces of text come out."""
+"""The answers to one request in the making: what the core and the text processes say of them goes in, pieces come
+out."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from backend_engine.core.messages import Output
+from backend_engine.core.messages import Finished, Scheduled
 from backend_engine.record import RequestRecord
-from backend_engine.text.detokenizer import Detokenizer
-from backend_engine.text.stops import StopFinder
+from backend_engine.text.wire import Text
 from protocol.errors import ApiError
 
 CORE_ERRORS = {
@@ -19,92 +20,93 @@ CORE_ERRORS = {
 """Error code of the core -> HTTP status; any other is 500."""
 
 
+class Choice:
+    """One of the `n` answers: one request of the core."""
+
+    __slots__ = ("end", "finished", "generation", "index", "last_step_ns", "output_tokens", "request_id")
+
+    def __init__(self, generation: Generation, index: int, request_id: str) -> None:
+        self.generation = generation
+        self.index = index
+        self.request_id = request_id
+        self.last_step_ns: int | None = None
+        """End of the last step that sampled a token of it."""
+        self.output_tokens = 0
+        self.end: str | None = None
+        """Why its text ended."""
+        self.finished: Finished | None = None
+        """The core's own account of its end."""
+
+
 class Generation:
     """What one request waits for. Whoever writes the answer is its only reader.
 
-    `pieces` holds a piece of text for each step that gave any; it is never longer than the answer has tokens.
+    `pieces` holds a piece of text for each step of each choice that gave any; it is never longer than the answers have
+    tokens.
     """
 
-    __slots__ = ("_detokenizer", "_news", "_stop_ids", "_stops", "pieces", "record", "request_id")
+    __slots__ = ("_news", "_open", "choices", "pieces", "record")
 
-    def __init__(
-        self,
-        request_id: str,
-        record: RequestRecord,
-        detokenizer: Detokenizer,
-        stops: tuple[str, ...],
-        stop_token_ids: tuple[int, ...],
-    ) -> None:
-        self.request_id = request_id
+    def __init__(self, record: RequestRecord, request_ids: list[str]) -> None:
         self.record = record
-        self.pieces: list[str] = []
-        self._detokenizer = detokenizer
-        self._stops = StopFinder(stops) if stops else None
-        self._stop_ids = frozenset(stop_token_ids)
+        self.pieces: list[tuple[int, Text]] = []
+        self.choices = [Choice(self, index, request_id) for index, request_id in enumerate(request_ids)]
+        self._open = len(self.choices)
         self._news = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
-        """No more text will come: the answer ended, failed, or nobody waits for it."""
+        """No more text will come: every answer ended, or it failed, or nobody waits for it."""
         record = self.record
         return record.finish_reason is not None or record.error is not None or record.left_ns is not None
 
-    def take(self, output: Output) -> bool:
-        """Takes one step's output. Returns True when a stop string ended the answer here, so the core must be told."""
-        record = self.record
-        finished = output.finished
-        if output.scheduled is not None and record.scheduled is None:
-            record.scheduled = output.scheduled
-        if finished is not None:
-            record.finished = finished
-        if self.is_over:
+    # -- the core ----------------------------------------------------------------------------------------------------
+
+    def schedule(self, scheduled: Scheduled) -> bool:
+        """A choice has its first token. True for the first choice of all, from which the request's marks are taken."""
+        if self.record.scheduled is not None:
             return False
-        if finished is not None and finished.reason not in ("stop", "length"):
-            code = finished.error_code or "engine_error"
-            message = finished.error or f"The engine ended this request ({finished.reason})."
-            self.fail(ApiError(CORE_ERRORS.get(code, 500), code, message))
+        self.record.scheduled = scheduled
+        return True
+
+    def finish(self, choice: Choice, finished: Finished) -> None:
+        """The core's last word on a choice; after the last choice's, the record has the request's."""
+        choice.finished = finished
+        found = [one.finished for one in self.choices if one.finished is not None]
+        if len(found) == len(self.choices):
+            self.record.finished = together(found)
+
+    @property
+    def unfinished(self) -> list[Choice]:
+        """Those that the core still has."""
+        return [choice for choice in self.choices if choice.finished is None]
+
+    # -- text --------------------------------------------------------------------------------------------------------
+
+    def take(self, choice: Choice, text: Text) -> bool:
+        """Takes new text of a choice. True when its end was found in the text, so the core must be told."""
+        if self.is_over or choice.end is not None:
             return False
-        self._count(output)
-        return self._add_text(output)
-
-    def _count(self, output: Output) -> None:
-        record = self.record
-        record.output_tokens += len(output.tokens)
-        if output.tokens:
-            record.last_token_ns = output.step_end_ns
-        if output.finished is not None:
-            record.output_tokens = output.finished.output_tokens
-            record.last_token_ns = output.finished.last_token_ns
-
-    def _add_text(self, output: Output) -> bool:
-        tokens = output.tokens
-        finished = output.finished
-        if finished is not None and tokens and tokens[-1] in self._stop_ids:
-            tokens = tokens[:-1]  # it ended the answer and is no part of it
-        text = self._detokenizer.push(tokens) if tokens else ""
-        if finished is not None:
-            text += self._detokenizer.finish()
-        if self._stops is not None:
-            text = self._stops.push(text)
-            if self._stops.found:
-                self._end(text, "stop")
-                return finished is None
-            if finished is not None:
-                text += self._stops.finish()
-        if finished is not None:
-            self._end(text, "length" if finished.reason == "length" else "stop")
-        elif text:
-            self.pieces.append(text)
-            self._news.set()
-        return False
-
-    def _end(self, text: str, reason: str) -> None:
-        self.pieces.append(text)
-        self.record.finish_reason = "length" if reason == "length" else "stop"
+        record, finished = self.record, choice.finished
+        record.output_tokens += text.output_tokens - choice.output_tokens
+        choice.output_tokens = text.output_tokens
+        if text.last_token_ns is not None:
+            record.last_token_ns = max(text.last_token_ns, record.last_token_ns or 0)
+        if text.end == "error":
+            self.fail(_failure(finished))
+            return finished is None
+        if text.end is not None:
+            choice.end = text.end
+            self._open -= 1
+            if self._open == 0:
+                record.finish_reasons = tuple(str(one.end) for one in self.choices)
+                record.finish_reason = text.end
+        self.pieces.append((choice.index, text))
         self._news.set()
+        return text.end is not None and finished is None
 
     def fail(self, error: ApiError) -> None:
-        """The answer can't be had; the reader is told once it has what came before."""
+        """The answers can't be had; the reader is told once it has what came before."""
         if not self.is_over:
             self.record.error = error
             self._news.set()
@@ -114,6 +116,8 @@ class Generation:
         if self.record.left_ns is None and self.record.ended_ns is None:
             self.record.left_ns = now_ns
             self._news.set()
+
+    # -- the reader --------------------------------------------------------------------------------------------------
 
     async def wait(self) -> None:
         """Until there is text or an end that the reader has not seen."""
@@ -125,7 +129,47 @@ class Generation:
         while not self.is_over:
             await self.wait()
 
-    def take_pieces(self) -> list[str]:
-        """The pieces since the last call. If `is_over` with a finish reason, the last one ends the answer."""
+    def take_pieces(self) -> list[tuple[int, Text]]:
+        """The pieces since the last call, each with its choice's index."""
         pieces, self.pieces = self.pieces, []
         return pieces
+
+
+def _failure(finished: Finished | None) -> ApiError:
+    if finished is None:
+        return ApiError(500, "engine_error", "The text of this answer could not be made; the engine's log says why.")
+    code = finished.error_code or "engine_error"
+    message = finished.error or f"The engine ended this request ({finished.reason})."
+    return ApiError(CORE_ERRORS.get(code, 500), code, message)
+
+
+def together(found: list[Finished]) -> Finished:
+    """One account of several choices: tokens and what was lost added up; steps and gaps of the one with most steps,
+    since the choices ran in the same ones; of the ends the last."""
+    if len(found) == 1:
+        return found[0]
+    longest = max(found, key=lambda one: one.steps)
+    last = max(found, key=lambda one: one.ended_ns)
+    failed = next((one for one in found if one.error_code is not None), None)
+    aborted = next((one for one in found if one.reason == "abort"), None)
+    told = failed or aborted or last
+
+    def known(name: str) -> list[Any]:
+        return [value for one in found if (value := getattr(one, name)) is not None]
+
+    return Finished(
+        reason=told.reason,
+        last_token_ns=max(known("last_token_ns"), default=None),
+        ended_ns=last.ended_ns,
+        output_tokens=sum(known("output_tokens")),
+        steps=longest.steps,
+        batch_sum=longest.batch_sum,
+        gap_ns=longest.gap_ns,
+        wasted_tokens=sum(known("wasted_tokens")),
+        preemptions=sum(known("preemptions")),
+        preempted_ns=max(known("preempted_ns")),
+        preempted_at_ns=tuple(sorted(instant for one in found for instant in one.preempted_at_ns)),
+        error=told.error,
+        error_code=told.error_code,
+        scheduled_ns=min(known("scheduled_ns"), default=None),
+    )

@@ -7,101 +7,131 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import ApiError
+from backend_engine.fields import Fields, flag, integer, invalid, number, positive, shown, unsupported
 
 MAX_STOPS = 16
 MAX_STOP_LETTERS = 256
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_REPETITION_PENALTY = 10.0
 _LARGEST = 2**31 - 1
 _SEEDS = (-(2**63), 2**63 - 1)
-
-Fields = dict[str, Any]
 
 
 class Parameters(msgspec.Struct, frozen=True):
     """What the client asked for, checked but not yet cut to what fits the model."""
 
     max_tokens: int | None
+    min_tokens: int
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    logprobs: int | None
+    """None: none are wanted; else how many alternatives to each token."""
     seed: int | None
     stops: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    choices: int
+    """Answers to the one prompt: `n`."""
     is_stream: bool
     wants_usage: bool
 
+    def features(self) -> dict[str, str]:
+        """What of a core's features this needs -> the field that asked."""
+        penalties = [
+            name
+            for name, off in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0))
+            if getattr(self, name) != off
+        ]
+        wanted = {
+            "min_p": "min_p" if self.min_p else "",
+            "penalties": penalties[0] if penalties else "",
+            "logit_bias": "logit_bias" if self.logit_bias else "",
+            "logprobs": "logprobs" if self.logprobs is not None else "",
+            "min_tokens": "min_tokens" if self.min_tokens else "",
+        }
+        return {feature: field for feature, field in wanted.items() if field}
 
-def invalid(param: str, message: str) -> ApiError:
-    """400 for a value of the wrong type or range."""
-    return ApiError(400, "invalid_request", message, param=param)
 
-
-def unsupported(param: str, message: str) -> ApiError:
-    """400 for something that we know and have not built: never silently ignored."""
-    return ApiError(400, "unsupported_parameter", message, param=param)
-
-
-def parse_parameters(fields: Fields) -> Parameters:
+def parse_parameters(fields: Fields, *, is_chat: bool) -> Parameters:
     """Raises ApiError 400 that names the parameter, its value and what is possible."""
     _refuse_unbuilt(fields)
-    is_stream = _flag(fields, "stream")
-    asked = [_integer(fields, name, 1, _LARGEST) for name in ("max_completion_tokens", "max_tokens")]
+    is_stream = flag(fields, "stream")
+    asked = [integer(fields, name, 1, _LARGEST) for name in ("max_completion_tokens", "max_tokens")]
+    max_tokens = next((limit for limit in asked if limit is not None), None)
     return Parameters(
-        max_tokens=next((limit for limit in asked if limit is not None), None),
-        temperature=_number(fields, "temperature", 1.0, 0.0, 2.0),
-        top_p=_share(fields, "top_p"),
-        top_k=max(0, _integer(fields, "top_k", -1, _LARGEST) or 0),
-        seed=_integer(fields, "seed", *_SEEDS),
+        max_tokens=max_tokens,
+        min_tokens=_min_tokens(fields, max_tokens),
+        temperature=number(fields, "temperature", 1.0, 0.0, 2.0),
+        top_p=positive(fields, "top_p", 1.0),
+        top_k=max(0, integer(fields, "top_k", -1, _LARGEST) or 0),
+        min_p=number(fields, "min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=positive(fields, "repetition_penalty", MAX_REPETITION_PENALTY),
+        presence_penalty=number(fields, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=number(fields, "frequency_penalty", 0.0, -2.0, 2.0),
+        logit_bias=_logit_bias(fields.get("logit_bias")),
+        logprobs=_chat_logprobs(fields) if is_chat else integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS),
+        seed=integer(fields, "seed", *_SEEDS),
         stops=_stops(fields.get("stop")),
         stop_token_ids=_token_ids(fields),
-        ignore_eos=_flag(fields, "ignore_eos"),
+        ignore_eos=flag(fields, "ignore_eos"),
+        choices=_choices(fields),
         is_stream=is_stream,
         wants_usage=_wants_usage(fields.get("stream_options"), is_stream=is_stream),
     )
 
 
-def _shown(value: Any) -> str:
-    """A value as JSON, short enough for a message."""
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 60 else text[:57] + "..."
+def _min_tokens(fields: Fields, max_tokens: int | None) -> int:
+    least = integer(fields, "min_tokens", 0, _LARGEST) or 0
+    if max_tokens is not None and least > max_tokens:
+        raise invalid("min_tokens", f"'min_tokens' must be at most the largest length, {max_tokens}, not {least}.")
+    return least
 
 
-def _integer(fields: Fields, name: str, low: int, high: int) -> int | None:
-    value = fields.get(name)
+def _choices(fields: Fields) -> int:
+    choices = integer(fields, "n", 1, MAX_CHOICES) or 1
+    best_of = integer(fields, "best_of", 1, MAX_CHOICES)
+    if best_of is not None and best_of != choices:
+        raise unsupported(
+            "best_of", f"'best_of' is {best_of} and 'n' is {choices}; choosing the best is not built, leave it out."
+        )
+    return choices
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    wanted = flag(fields, "logprobs")
+    top = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if wanted:
+        return top or 0
+    if top:
+        raise invalid("top_logprobs", f"'top_logprobs' is {top}, which needs 'logprobs': true.")
+    return None
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid(name, f"'{name}' must be a whole number, not {_shown(value)}.")
-    if not low <= value <= high:
-        bounds = f"at least {low}" if value < low else f"at most {high}"
-        raise invalid(name, f"'{name}' must be {bounds}, not {_shown(value)}.")
-    return value
-
-
-def _number(fields: Fields, name: str, default: float, low: float, high: float) -> float:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise invalid(name, f"'{name}' must be a number, not {_shown(value)}.")
-    if not low <= value <= high:
-        raise invalid(name, f"'{name}' must be from {low:g} to {high:g}, not {_shown(value)}.")
-    return float(value)
-
-
-def _share(fields: Fields, name: str) -> float:
-    share = _number(fields, name, 1.0, 0.0, 1.0)
-    if share == 0:
-        raise invalid(name, f"'{name}' must be above 0 and at most 1, not 0.")
-    return share
-
-
-def _flag(fields: Fields, name: str) -> bool:
-    value = fields.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise invalid(name, f"'{name}' must be true or false, not {_shown(value)}.")
+        return ()
+    if not isinstance(value, dict):
+        raise invalid("logit_bias", f"'logit_bias' must be an object of token ids and numbers, not {shown(value)}.")
+    if len(value) > MAX_BIASES:
+        raise invalid("logit_bias", f"'logit_bias' may hold at most {MAX_BIASES} tokens, not {len(value)}.")
+    found = {}
+    for name, bias in value.items():
+        if not (name.isascii() and name.isdecimal()) or int(name) > _LARGEST:
+            raise invalid("logit_bias", f"'logit_bias' holds {shown(name)}, which is not a token id.")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise invalid(
+                "logit_bias", f"'logit_bias' of token {name} must be a number from -100 to 100, not {shown(bias)}."
+            )
+        found[int(name)] = float(bias)
+    return tuple(found.items())
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -109,7 +139,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         return ()
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise invalid("stop", f"'stop' must be a string or a list of strings, not {_shown(value)}.")
+        raise invalid("stop", f"'stop' must be a string or a list of strings, not {shown(value)}.")
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"'stop' may hold at most {MAX_STOPS} strings, not {len(stops)}.")
     if not all(stops):
@@ -124,7 +154,7 @@ def _token_ids(fields: Fields) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= _LARGEST for token in value):
-        raise invalid("stop_token_ids", f"'stop_token_ids' must be a list of token ids, not {_shown(value)}.")
+        raise invalid("stop_token_ids", f"'stop_token_ids' must be a list of token ids, not {shown(value)}.")
     return tuple(value)
 
 
@@ -132,18 +162,10 @@ def _wants_usage(options: Any, *, is_stream: bool) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise invalid("stream_options", f"'stream_options' must be an object, not {_shown(options)}.")
+        raise invalid("stream_options", f"'stream_options' must be an object, not {shown(options)}.")
     if not is_stream:
         raise invalid("stream_options", "'stream_options' is allowed only with 'stream': true.")
-    return _flag(options, "include_usage")
-
-
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-def _is_one(value: Any) -> bool:
-    return type(value) is int and value == 1
+    return flag(options, "include_usage")
 
 
 def _is_zero(value: Any) -> bool:
@@ -154,29 +176,16 @@ def _is_off(value: Any) -> bool:
     return value is False or value in ([], {}, "none", "auto", "")
 
 
+_USE_FORMAT = "use 'response_format' with a JSON schema, or route it to another upstream"
 _UNBUILT: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (_is_one, "only one answer per request ('n': 1) is built; send the request several times"),
-    "best_of": (_is_one, "only one answer per request is built"),
-    "logprobs": (_is_off, "log probabilities are not built; leave it out"),
-    "top_logprobs": (_is_zero, "log probabilities are not built; leave it out"),
-    "prompt_logprobs": (_is_zero, "log probabilities are not built; leave it out"),
-    "tools": (_is_off, "tool calls are not built; route them to another upstream"),
-    "tool_choice": (_is_off, "tool calls are not built; route them to another upstream"),
-    "functions": (_is_off, "function calls are not built; route them to another upstream"),
-    "function_call": (_is_off, "function calls are not built; route them to another upstream"),
-    "response_format": (_is_text_format, "only {'type': 'text'} is built; structured output needs another upstream"),
-    "structured_outputs": (_is_off, "structured output is not built; route it to another upstream"),
-    "guided_json": (_is_off, "structured output is not built; route it to another upstream"),
-    "guided_regex": (_is_off, "structured output is not built; route it to another upstream"),
-    "guided_choice": (_is_off, "structured output is not built; route it to another upstream"),
-    "guided_grammar": (_is_off, "structured output is not built; route it to another upstream"),
-    "presence_penalty": (_is_zero, "penalties are not built; leave it out or send 0"),
-    "frequency_penalty": (_is_zero, "penalties are not built; leave it out or send 0"),
-    "repetition_penalty": (lambda value: _is_zero(value - 1) if type(value) in (int, float) else False,
-                           "penalties are not built; leave it out or send 1"),
-    "min_p": (_is_zero, "min_p is not built; leave it out or send 0"),
-    "min_tokens": (_is_zero, "a smallest length is not built; leave it out"),
-    "logit_bias": (_is_off, "logit bias is not built; leave it out"),
+    "prompt_logprobs": (_is_zero, "log probabilities of the prompt are not built; leave it out"),
+    "functions": (_is_off, "the older function calls are not built; use 'tools'"),
+    "function_call": (_is_off, "the older function calls are not built; use 'tool_choice'"),
+    "structured_outputs": (_is_off, _USE_FORMAT),
+    "guided_json": (_is_off, _USE_FORMAT),
+    "guided_regex": (_is_off, _USE_FORMAT),
+    "guided_choice": (_is_off, _USE_FORMAT),
+    "guided_grammar": (_is_off, _USE_FORMAT),
     "use_beam_search": (_is_off, "beam search is not built; leave it out"),
     "echo": (_is_off, "repeating the prompt is not built; leave it out"),
     "suffix": (_is_off, "text after the answer is not built; leave it out"),
@@ -185,7 +194,7 @@ _UNBUILT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "chat_template": (lambda value: False, "only the model's own chat template is used; leave it out"),
     "chat_template_kwargs": (_is_off, "arguments for the chat template are not built; leave it out"),
     "continue_final_message": (_is_off, "continuing an assistant message is not built; use /v1/completions"),
-}  # fmt: skip
+}
 """Parameter -> is this value the one that asks for nothing, and what to do otherwise."""
 
 
@@ -194,4 +203,4 @@ def _refuse_unbuilt(fields: Fields) -> None:
         value = fields[name]
         asks_nothing, advice = _UNBUILT[name]
         if value is not None and not asks_nothing(value):
-            raise unsupported(name, f"'{name}' is {_shown(value)}, but in this engine {advice}.")
+            raise unsupported(name, f"'{name}' is {shown(value)}, but in this engine {advice}.")

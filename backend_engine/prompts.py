@@ -1,4 +1,4 @@
-"""From a checked request to tokens and limits: what the core is given."""
+"""From a checked request to limits and sampling: what the core is given."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 
 from backend_engine.core.messages import Ready, Sampling
-from backend_engine.parameters import Parameters, invalid
-from backend_engine.requests import Conversation, Prompt
-from backend_engine.text.tokenizer import Tokenizer
+from backend_engine.fields import invalid, unsupported
+from backend_engine.parameters import Parameters
+from backend_engine.requests import GenerationRequest
+from backend_engine.text.wire import Prompt
+from backend_engine.tools import tools_grammar
 from protocol.errors import ApiError
-
-LONG_TEXT = 8192
-"""Characters from which on tokenising takes long enough to be done beside the event loop (about 2 ms)."""
 
 _POSITIVE_64 = 2**63 - 1
 
@@ -26,27 +25,47 @@ class Limits(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     max_tokens: int | None
     """`model.max_tokens`: default and ceiling of an answer."""
+    features: frozenset[str] = frozenset()
+    """Of the core; see `Ready.features`."""
 
     @classmethod
     def of(cls, ready: Ready, max_tokens: int | None) -> Limits:
         """From the core's own account."""
-        return cls(ready.max_model_len, ready.vocab_size, ready.eos_token_ids, max_tokens)
+        return cls(ready.max_model_len, ready.vocab_size, ready.eos_token_ids, max_tokens, frozenset(ready.features))
 
 
-def is_long(source: Conversation | Prompt) -> bool:
-    """Worth a thread of its own to tokenise."""
-    if isinstance(source, Prompt):
-        return source.text is not None and len(source.text) > LONG_TEXT
-    return sum(len(message["content"]) for message in source.messages) > LONG_TEXT
+def check_request(request: GenerationRequest, limits: Limits, tool_format: str | None) -> str | None:
+    """What can be told before tokenising; returns the answer's grammar. Raises ApiError 400."""
+    parameters = request.parameters
+    for feature, field in parameters.features().items():
+        if feature not in limits.features:
+            raise unsupported(
+                field,
+                f"'{field}' is not built in the core that serves this model. Leave it out, or use another upstream.",
+            )
+    check_token_ids(list(parameters.stop_token_ids), "stop_token_ids", limits.vocab_size)
+    check_token_ids([token for token, _ in parameters.logit_bias], "logit_bias", limits.vocab_size)
+    if isinstance(request.source, Prompt) and request.source.tokens is not None:
+        check_token_ids(request.source.tokens, "prompt", limits.vocab_size)
+    grammar, param = request.grammar, "response_format"
+    if request.tools.param is not None:
+        if tool_format is None:
+            raise unsupported(
+                request.tools.param,
+                "This model's chat template has no tools (or writes calls in a form that is not known here). "
+                "Leave 'tools' out, or use a model whose template has them in Hermes' or Llama 3's form.",
+            )
+        if request.tools.must_call:
+            grammar, param = tools_grammar(request.tools, tool_format), "tool_choice"
+    if grammar is not None and "masks" not in limits.features:
+        raise unsupported(
+            param, f"This '{param}' needs constrained sampling, which is not built in the core that serves this model."
+        )
+    return grammar
 
 
-def tokens_of(source: Conversation | Prompt, tokenizer: Tokenizer, limits: Limits) -> list[int]:
-    """The prompt's token ids. Raises ApiError 400 when there are none, too many, or unknown ones."""
-    if isinstance(source, Conversation):
-        tokens, param = tokenizer.encode_chat(source.messages), "messages"
-    else:
-        param = "prompt"
-        tokens = _known(source.tokens, limits) if source.tokens is not None else tokenizer.encode(source.text or "")
+def check_prompt(tokens: list[int], param: str, limits: Limits) -> None:
+    """Raises ApiError 400 when there are no tokens, or too many."""
     if not tokens:
         raise invalid(param, f"'{param}' holds no token; send some text.")
     if len(tokens) >= limits.max_model_len:
@@ -57,11 +76,6 @@ def tokens_of(source: Conversation | Prompt, tokenizer: Tokenizer, limits: Limit
             "at least 1 is for the answer. Shorten the prompt.",
             param=param,
         )
-    return tokens
-
-
-def _known(tokens: list[Any], limits: Limits) -> list[int]:
-    return check_token_ids(tokens, "prompt", limits.vocab_size)
 
 
 def check_token_ids(tokens: list[Any], param: str, vocab_size: int) -> list[int]:
@@ -73,17 +87,28 @@ def check_token_ids(tokens: list[Any], param: str, vocab_size: int) -> list[int]
     return tokens
 
 
-def sampling_for(parameters: Parameters, prompt_tokens: int, limits: Limits) -> Sampling:
-    """Sampling for a prompt of this length; an answer too long for the model or the settings is cut to what fits."""
-    check_token_ids(list(parameters.stop_token_ids), "stop_token_ids", limits.vocab_size)
+def sampling_for(
+    parameters: Parameters, prompt_tokens: int, limits: Limits, *, choice: int = 0, is_masked: bool = False
+) -> Sampling:
+    """Sampling for a prompt of this length; an answer too long for the model or the settings is cut to what fits.
+    Choices of one seeded request have seeds that follow each other."""
     room = limits.max_model_len - prompt_tokens
     asked = [limit for limit in (parameters.max_tokens, limits.max_tokens) if limit is not None]
+    max_tokens = min([room, *asked])
     eos = () if parameters.ignore_eos else limits.eos_token_ids
     return Sampling(
-        max_tokens=min([room, *asked]),
+        max_tokens=max_tokens,
         temperature=parameters.temperature,
         top_p=parameters.top_p,
         top_k=min(parameters.top_k, limits.vocab_size),
-        seed=None if parameters.seed is None else parameters.seed & _POSITIVE_64,
+        seed=None if parameters.seed is None else (parameters.seed + choice) & _POSITIVE_64,
         stop_token_ids=tuple(dict.fromkeys((*eos, *parameters.stop_token_ids))),
+        min_p=parameters.min_p,
+        repetition_penalty=parameters.repetition_penalty,
+        presence_penalty=parameters.presence_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        logit_bias=parameters.logit_bias,
+        logprobs=None if parameters.logprobs is None else min(parameters.logprobs, limits.vocab_size),
+        min_tokens=min(parameters.min_tokens, max_tokens),
+        is_masked=is_masked,
     )

@@ -43,7 +43,10 @@ class RequestRecord:
     last_written_ns: int | None = None
     last_token_ns: int | None = None
     output_tokens: int = 0
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: str | None = None
+    """stop or length, once every choice's text has ended; of the one that ended last."""
+    finish_reasons: tuple[str, ...] = ()
+    """Of each choice."""
     finished: Finished | None = None
     """The core's own account of the end."""
 

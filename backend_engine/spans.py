@@ -256,7 +256,7 @@ def _output_tokens(record: RequestRecord) -> int | None:
 
 def _finish_reasons(record: RequestRecord) -> tuple[str, ...] | None:
     if record.outcome == OK:
-        return (record.finish_reason,) if record.finish_reason else None
+        return record.finish_reasons or None
     return ("abort",) if record.left_ns is not None else ("error",)
 
 

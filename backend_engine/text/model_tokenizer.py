@@ -5,30 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from backend_engine.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from backend_engine.text.token_bytes import token_bytes
+from backend_engine.text.fast_tokenizer import FastTokenizer
 from backend_engine.text.tokenizer import Messages, TextError
+from backend_engine.text.tool_formats import format_of_template
 from protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-class ModelTokenizer:
-    """Wraps a tokenizer of the `tokenizers` library.
-
-    Encoding and decoding go to that library directly: it lets go of the interpreter lock, and unlike transformers'
-    call it changes no shared state, so that threads may share it.
-    """
+class ModelTokenizer(FastTokenizer):
+    """The `tokenizers` library does the work; of transformers only the chat template is used, which unlike its
+    encoding changes no shared state."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(tokenizer.backend_tokenizer)
         self._transformers = tokenizer
-        self._tokenizer = tokenizer.backend_tokenizer
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._table = token_bytes(self._tokenizer)
 
     @classmethod
     def load(cls, folder: Path | str) -> ModelTokenizer:
@@ -48,16 +42,23 @@ class ModelTokenizer:
         loaded.warm_up()
         return loaded
 
+    @property
+    def tool_format(self) -> str | None:
+        """Of a model with several templates, of the one that is for tools."""
+        template: Any = self._transformers.chat_template
+        if isinstance(template, dict):
+            template = template.get("tool_use") or template.get("default")
+        return format_of_template(template) if isinstance(template, str) else None
+
     def warm_up(self) -> None:
         """Compiles the chat template now, so that the first request does not wait for it."""
         if self._transformers.chat_template:
             with contextlib.suppress(ApiError):
                 self.encode_chat([{"role": "user", "content": "x"}])
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
-
-    def encode_chat(self, messages: Messages, *, open_answer: bool = True) -> list[int]:
+    def encode_chat(
+        self, messages: Messages, *, open_answer: bool = True, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         if not self._transformers.chat_template:
             raise ApiError(
                 400,
@@ -70,9 +71,9 @@ class ModelTokenizer:
 
         try:
             text = self._transformers.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=open_answer
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=open_answer
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # a TypeError: the template joins what can't be joined
             raise ApiError(
                 400,
                 "invalid_request",
@@ -80,14 +81,3 @@ class ModelTokenizer:
                 param="messages",
             ) from error
         return self.encode(str(text), special=False)
-
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not special))
-
-    def token_names(self, tokens: Sequence[int]) -> list[str]:
-        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
-
-    def detokenizer(self) -> Detokenizer:
-        if self._table is not None:
-            return ByteDetokenizer(self._table, self._table.strip_start)
-        return WindowDetokenizer(self.decode)

@@ -63,7 +63,12 @@ class EngineProcess:
 
     def core(self) -> psutil.Process:
         """The core's process."""
-        return psutil.Process(self.process.pid).children()[0]
+        return self.child("backend_engine.core.process")
+
+    def child(self, module: str) -> psutil.Process:
+        """The child process that runs this module."""
+        children = psutil.Process(self.process.pid).children()
+        return next(child for child in children if module in child.cmdline())
 
     def metrics(self) -> dict[str, float]:
         """The metrics page: series name with labels -> value."""

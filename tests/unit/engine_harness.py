@@ -32,6 +32,7 @@ from backend_engine.frontend import Frontend
 from backend_engine.metrics import EngineMetrics
 from backend_engine.spans import SpanWriter
 from backend_engine.text.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
+from backend_engine.text.service import LocalText
 from backend_engine.text.tokenizer import Tokenizer
 from protocol.timings import EngineState, HostIdentity
 from settings.schema import EngineSettings, Settings
@@ -79,7 +80,7 @@ class PlayedCore:
         return [message for message in self.sent if isinstance(message, Abort)]
 
     def say(self, *outputs: Output, steps: tuple[Step, ...] = (), gauges: Gauges | None = None) -> None:
-        self.frontend.take(Outputs(list(outputs), list(steps), gauges or self.gauges))
+        self.frontend.take(encode(Outputs(list(outputs), list(steps), gauges or self.gauges)))
 
     def scheduled(self, *, queue_ms: float = 5, prefill_ms: float = 20) -> Scheduled:
         start = self._clock.advance_ms(queue_ms)
@@ -203,6 +204,7 @@ class Harness:
         key: str | None = None,
         tokenizer: Tokenizer | None = None,
         exporter: SpanExporter | None = None,
+        features: tuple[str, ...] = (),
         **sections: Any,
     ) -> None:
         self.clock = FakeClock()
@@ -212,16 +214,19 @@ class Harness:
         self.exporter = InMemorySpanExporter()
         self.span_writer = SpanWriter(exporter or self.exporter, HOST, self.settings.engine_model_name)
         metrics = EngineMetrics(self.settings, self.clock)
-        self.frontend = Frontend(self.settings, self.core, self.clock, metrics, self.span_writer)
+        self.text = LocalText(self.settings, self.clock)
+        self.frontend = Frontend(self.settings, self.core, self.text, self.clock, metrics, self.span_writer)
         self.core.frontend = self.frontend
         self.app = EngineApp(self.frontend, HOST, "http://127.0.0.1:8080/api", OneKey(key) if key else None)
         self._tokenizer = tokenizer or ByteTokenizer()
+        self._features = features
         if is_loaded:
             self.load()
 
     def load(self) -> None:
-        self.frontend.take(ready())
-        self.frontend.tokenizer = self._tokenizer
+        said = ready(features=self._features)
+        self.frontend.take(encode(said))
+        self.text.use(self._tokenizer, said, self.frontend)
 
     def call(
         self,
