@@ -9,6 +9,7 @@ from typing import cast
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
+from backend_engine.adviser import Adviser
 from backend_engine.core.messages import Outputs, Ready
 from backend_engine.nvml import GpuWatch, in_words, watch_gpus
 from backend_engine.record import CLIENT_CANCELLED, OK, RequestRecord
@@ -76,10 +77,13 @@ class EngineMetrics:
         self._batch = self._histogram("batch_size")
         self._batched_tokens = self._histogram("batched_tokens")
         self._schedule = self._histogram("schedule_seconds")
-        self._tokenize = self._histogram("tokenize_seconds")
         self._detokenize = self._histogram("detokenize_seconds")
         self._rates = Rates(clock.mono_ns())
+        self.adviser = Adviser(settings, clock, self._advise)
         self._gpus: GpuWatch | None = None
+
+    def _advise(self, name: str, is_given: bool) -> None:
+        cast(Gauge, self._all[_PREFIX + "advice"]).labels(self._model, name).set(is_given)
 
     def _gauge(self, name: str) -> Gauge:
         return cast(Gauge, self._all[_PREFIX + name]).labels(self._model)
@@ -94,6 +98,7 @@ class EngineMetrics:
 
     def describe(self, ready: Ready) -> None:
         """What serves, once the core has loaded it."""
+        self.adviser.describe(ready)
         if ready.device == "cuda" and self._gpus is None:
             self._gpus = watch_gpus(self.registry)
         facts: dict[str, str | bool] = {
@@ -109,6 +114,7 @@ class EngineMetrics:
 
     def core(self, message: Outputs) -> None:
         """Steps and state of one turn of the core's loop."""
+        self.adviser.core(message)
         for step in message.steps:
             self._forward.inc(step.forward_ns / 1e9)
             self._busy.add(step.forward_ns)
@@ -129,6 +135,9 @@ class EngineMetrics:
         scheduled = record.scheduled
         if scheduled is None or record.queued_ns is None:
             return
+        self.adviser.first_token(
+            scheduled.prefill_end_ns - record.received_ns, scheduled.prefill_end_ns - scheduled.scheduled_ns
+        )
         self._prompt_tokens.inc(record.prompt_tokens or 0)
         self._ttft.observe((scheduled.prefill_end_ns - record.received_ns) / 1e9)
         self._queue.observe((scheduled.scheduled_ns - record.queued_ns) / 1e9)
@@ -138,13 +147,10 @@ class EngineMetrics:
         """Tokens of one request in one step, the one before them sampled at `last_token_ns`."""
         self._generation_tokens.inc(count)
         self._rates.tokens += count
+        self.adviser.tokens(count, None if last_token_ns is None else (step_end_ns - last_token_ns) / count)
         if last_token_ns is not None:
             for _ in range(count):
                 self._between.observe((step_end_ns - last_token_ns) / count / 1e9)
-
-    def tokenized(self, spent_ns: int) -> None:
-        """Time that one prompt took to become tokens, without waiting."""
-        self._tokenize.observe(spent_ns / 1e9)
 
     def detokenized(self, spent_ns: int) -> None:
         """Host time that one step's tokens took to become text."""

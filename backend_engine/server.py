@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 
 from backend_engine.access import OneKey
+from backend_engine.adviser import CHECK_SECONDS
 from backend_engine.app import EngineApp
 from backend_engine.core.messages import Shutdown
 from backend_engine.core_link import ZmqLink
@@ -26,9 +27,7 @@ from backend_engine.listening import EngineError, listening
 from backend_engine.metrics import EngineMetrics
 from backend_engine.spans import SpanWriter, otlp_exporter
 from backend_engine.supervise import CoreProcess, core_folder, inbox_of, outbox_of
-from backend_engine.text.processes import ProcessText
-from backend_engine.text.service import LocalText, TextService
-from backend_engine.text.tokenizer import TextError
+from backend_engine.text.tokenizer import TextError, load_tokenizer, prepare_tokenizer
 from settings.errors import SettingsError
 from settings.paths import prepare_state_dir
 from settings.schema import Settings
@@ -66,10 +65,7 @@ async def serve(settings: Settings, path: Path | None) -> None:
         token = settings.server.otlp_token
         exporter = otlp_exporter(settings.otlp_endpoint, token.get_secret_value() if token is not None else None)
         spans = SpanWriter(exporter, host, settings.engine_model_name)
-        text: TextService = LocalText(settings, clock)
-        if settings.token_interval.detokenizer_async:
-            text = ProcessText(folder, settings.server.max_concurrent_requests)
-        frontend = Frontend(settings, link, text, clock, EngineMetrics(settings, clock), spans)
+        frontend = Frontend(settings, link, clock, EngineMetrics(settings, clock), spans)
         key = settings.server.api_key if path is None else None
         app = EngineApp(
             frontend, host, settings.advertised_base_url, OneKey(key.get_secret_value()) if key is not None else None
@@ -81,6 +77,7 @@ async def serve(settings: Settings, path: Path | None) -> None:
             link.send(Shutdown())
             await core.end(is_loading=frontend.ready is None)
             link.close()
+            frontend.close()
             spans.close()
             frontend.metrics.close()
 
@@ -111,7 +108,7 @@ class _Server(uvicorn.Server):
 
 
 class Engine:
-    """Five tasks, all owned here: HTTP, the core's messages, the core's process, text, and the log of rates."""
+    """Six tasks, all owned here: HTTP, the core's messages and process, loading, the log of rates, and advice."""
 
     def __init__(
         self, settings: Settings, frontend: Frontend, link: ZmqLink, core: CoreProcess, server: uvicorn.Server
@@ -132,8 +129,9 @@ class Engine:
         others = [
             asyncio.create_task(self._read_core(), name="core messages"),
             asyncio.create_task(self._watch_core(), name="core process"),
-            asyncio.create_task(self._make_text(), name="text"),
+            asyncio.create_task(self._load(), name="load"),
             asyncio.create_task(self._log_rates(), name="rates"),
+            asyncio.create_task(self._advise(), name="advice"),
         ]
         asked = asyncio.create_task(self._asked_to_end.wait(), name="signal")
         try:
@@ -148,7 +146,7 @@ class Engine:
         await serving
 
     async def _until_end(self, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
-        """Returns on a signal; raises what a task raised."""
+        """Returns on a signal; raises what a task raised. That loading is done ends nothing."""
         waiting = set(tasks)
         while True:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -169,8 +167,8 @@ class Engine:
         self._asked_to_end.set()
 
     async def _read_core(self) -> None:
-        async for data in self._link.messages():
-            await self._frontend.read(data)
+        async for message in self._link.messages():
+            self._frontend.take(message)
 
     async def _watch_core(self) -> None:
         status = await self._core.wait()
@@ -181,16 +179,17 @@ class Engine:
             raise EngineError(message)
         self._frontend.lose_core(message)
 
-    async def _make_text(self) -> None:
-        frontend = self._frontend
+    async def _load(self) -> None:
+        """The tokenizer, once the core has the model: only then are its files sure to be there."""
+        await asyncio.to_thread(prepare_tokenizer, self._settings)
         try:
-            await frontend.text.run(frontend.core_ready, frontend, self._say_serving)
-        except (TextError, RuntimeError, ValueError, OSError) as error:
+            ready = await self._frontend.core_ready()
+        except RuntimeError as error:
+            raise EngineError(str(error)) from None
+        try:
+            self._frontend.tokenizer = await asyncio.to_thread(load_tokenizer, self._settings)
+        except (TextError, ValueError, OSError) as error:
             raise EngineError(str(error)) from error
-
-    def _say_serving(self) -> None:
-        ready = self._frontend.ready
-        assert ready is not None
         where = ready.device if ready.device == "simulated" else f"{ready.device} in {ready.dtype}"
         log.info("serving %s on %s", self._frontend.model, where)
 
@@ -198,3 +197,8 @@ class Engine:
         while self._settings.logging.log_tps:
             await asyncio.sleep(LOG_RATES_SECONDS)
             self._frontend.metrics.log_rates()
+
+    async def _advise(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self._frontend.metrics.adviser.check()
