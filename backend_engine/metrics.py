@@ -77,6 +77,7 @@ class EngineMetrics:
         self._batch = self._histogram("batch_size")
         self._batched_tokens = self._histogram("batched_tokens")
         self._schedule = self._histogram("schedule_seconds")
+        self._tokenize = self._histogram("tokenize_seconds")
         self._detokenize = self._histogram("detokenize_seconds")
         self._rates = Rates(clock.mono_ns())
         self.adviser = Adviser(settings, clock, self._advise)
@@ -151,6 +152,10 @@ class EngineMetrics:
         if last_token_ns is not None:
             for _ in range(count):
                 self._between.observe((step_end_ns - last_token_ns) / count / 1e9)
+
+    def tokenized(self, spent_ns: int) -> None:
+        """Time that one prompt took to become tokens, without waiting."""
+        self._tokenize.observe(spent_ns / 1e9)
 
     def detokenized(self, spent_ns: int) -> None:
         """Host time that one step's tokens took to become text."""

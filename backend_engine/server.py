@@ -27,7 +27,9 @@ from backend_engine.listening import EngineError, listening
 from backend_engine.metrics import EngineMetrics
 from backend_engine.spans import SpanWriter, otlp_exporter
 from backend_engine.supervise import CoreProcess, core_folder, inbox_of, outbox_of
-from backend_engine.text.tokenizer import TextError, load_tokenizer, prepare_tokenizer
+from backend_engine.text.processes import ProcessText
+from backend_engine.text.service import LocalText, TextService
+from backend_engine.text.tokenizer import TextError
 from settings.errors import SettingsError
 from settings.paths import prepare_state_dir
 from settings.schema import Settings
@@ -65,7 +67,10 @@ async def serve(settings: Settings, path: Path | None) -> None:
         token = settings.server.otlp_token
         exporter = otlp_exporter(settings.otlp_endpoint, token.get_secret_value() if token is not None else None)
         spans = SpanWriter(exporter, host, settings.engine_model_name)
-        frontend = Frontend(settings, link, clock, EngineMetrics(settings, clock), spans)
+        text: TextService = LocalText(settings, clock)
+        if settings.token_interval.detokenizer_async:
+            text = ProcessText(folder, settings.server.max_concurrent_requests)
+        frontend = Frontend(settings, link, text, clock, EngineMetrics(settings, clock), spans)
         key = settings.server.api_key if path is None else None
         app = EngineApp(
             frontend, host, settings.advertised_base_url, OneKey(key.get_secret_value()) if key is not None else None
@@ -77,7 +82,6 @@ async def serve(settings: Settings, path: Path | None) -> None:
             link.send(Shutdown())
             await core.end(is_loading=frontend.ready is None)
             link.close()
-            frontend.close()
             spans.close()
             frontend.metrics.close()
 
@@ -108,7 +112,7 @@ class _Server(uvicorn.Server):
 
 
 class Engine:
-    """Six tasks, all owned here: HTTP, the core's messages and process, loading, the log of rates, and advice."""
+    """Six tasks, all owned here: HTTP, the core's messages and process, text, the log of rates, and advice."""
 
     def __init__(
         self, settings: Settings, frontend: Frontend, link: ZmqLink, core: CoreProcess, server: uvicorn.Server
@@ -129,7 +133,7 @@ class Engine:
         others = [
             asyncio.create_task(self._read_core(), name="core messages"),
             asyncio.create_task(self._watch_core(), name="core process"),
-            asyncio.create_task(self._load(), name="load"),
+            asyncio.create_task(self._make_text(), name="text"),
             asyncio.create_task(self._log_rates(), name="rates"),
             asyncio.create_task(self._advise(), name="advice"),
         ]
@@ -146,7 +150,7 @@ class Engine:
         await serving
 
     async def _until_end(self, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
-        """Returns on a signal; raises what a task raised. That loading is done ends nothing."""
+        """Returns on a signal; raises what a task raised."""
         waiting = set(tasks)
         while True:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -167,8 +171,8 @@ class Engine:
         self._asked_to_end.set()
 
     async def _read_core(self) -> None:
-        async for message in self._link.messages():
-            self._frontend.take(message)
+        async for data in self._link.messages():
+            await self._frontend.read(data)
 
     async def _watch_core(self) -> None:
         status = await self._core.wait()
@@ -179,17 +183,16 @@ class Engine:
             raise EngineError(message)
         self._frontend.lose_core(message)
 
-    async def _load(self) -> None:
-        """The tokenizer, once the core has the model: only then are its files sure to be there."""
-        await asyncio.to_thread(prepare_tokenizer, self._settings)
+    async def _make_text(self) -> None:
+        frontend = self._frontend
         try:
-            ready = await self._frontend.core_ready()
-        except RuntimeError as error:
-            raise EngineError(str(error)) from None
-        try:
-            self._frontend.tokenizer = await asyncio.to_thread(load_tokenizer, self._settings)
-        except (TextError, ValueError, OSError) as error:
+            await frontend.text.run(frontend.core_ready, frontend, self._say_serving)
+        except (TextError, RuntimeError, ValueError, OSError) as error:
             raise EngineError(str(error)) from error
+
+    def _say_serving(self) -> None:
+        ready = self._frontend.ready
+        assert ready is not None
         where = ready.device if ready.device == "simulated" else f"{ready.device} in {ready.dtype}"
         log.info("serving %s on %s", self._frontend.model, where)
 

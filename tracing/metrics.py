@@ -282,6 +282,12 @@ ENGINE: tuple[Metric, ...] = (
         COARSE,
     ),
     Metric(
+        _E + "advice",
+        "gauge",
+        "1 while the engine's own data says that the setting named by the label holds it back; see docs/advice.md.",
+        ("model", "advice"),
+    ),
+    Metric(
         _E + "info",
         "info",
         "What serves: device, dtype, simulated, async_scheduling, slot_reuse, chunked_prefill.",
@@ -289,7 +295,28 @@ ENGINE: tuple[Metric, ...] = (
     ),
 )
 
-CATALOGUE: tuple[Metric, ...] = GATEWAY + ENGINE
+_G = "tokenline_gpu_"
+
+GPU: tuple[Metric, ...] = (
+    Metric(_G + "utilization_ratio", "gauge", "Share of the last second in which any kernel ran (NVML).", ("gpu",)),
+    Metric(_G + "memory_used_bytes", "gauge", "Device memory in use, by all processes (NVML).", ("gpu",)),
+    Metric(
+        _G + "memory_busy_ratio",
+        "gauge",
+        "Share of the last second in which memory was read or written (NVML): time, not bandwidth.",
+        ("gpu",),
+    ),
+    Metric(
+        _G + "dram_bandwidth_ratio",
+        "gauge",
+        "Memory bandwidth used, of the possible; only where the GPU measures it (NVML GPM).",
+        ("gpu",),
+    ),
+    Metric(_G + "power_watts", "gauge", "Power drawn (NVML).", ("gpu",)),
+)
+"""Published by the engine where it runs on a GPU, and absent elsewhere."""
+
+CATALOGUE: tuple[Metric, ...] = GATEWAY + ENGINE + GPU
 
 PROMPT_SIZES = (256, 1024, 4096)
 """Upper bounds in tokens of the prompt-size classes; above the last is the fourth class."""
