@@ -6,7 +6,6 @@ import msgspec
 
 from protocol.timings import EngineState
 
-
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 512
 MAX_LOGPROBS = 20

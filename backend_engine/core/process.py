@@ -109,27 +109,16 @@ def run_core(settings: Settings, in_address: str, out_address: str) -> int:
         mailbox.send(Failed(str(error) or type(error).__name__))
         mailbox.close()
         return 1
-    _say_what_has_no_effect(settings)
-    mailbox.send(device.info)
+    mailbox.send(core.info)
     while not mailbox.is_stopped and not core.is_shut_down:
         for message in mailbox.receive(core.wait_ns()):
             core.take(message)
         said = core.turn()
         if said is not None:
             mailbox.send(said)
+    core.close()
     mailbox.close()
     return 0
-
-
-def _say_what_has_no_effect(settings: Settings) -> None:
-    switches = settings.token_interval
-    unheard = [name for name in ("async_scheduling", "overlap_token_interval", "slot_reuse") if getattr(switches, name)]
-    if unheard:
-        log.info(
-            "this engine runs the synchronous loop (schedule, forward, process in turn): token_interval.%s = true "
-            "has no effect yet",
-            ", token_interval.".join(unheard),
-        )
 
 
 def _use_threads() -> None:

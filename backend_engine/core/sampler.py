@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from backend_engine.core.logits import AdjustedRows, adjust
 from backend_engine.core.step import NO_TOKEN
 
 LEAST_TEMPERATURE = 1e-5
@@ -31,10 +32,13 @@ class SamplingRows(msgspec.Struct, frozen=True):
     position: torch.Tensor  # [R] int64, of the token that is sampled, in its sequence
     cuts: bool
     """Some row has top_k or top_p on. What a row samples does not depend on other rows' being cut."""
+    min_p: torch.Tensor | None = None  # [R] float32, 0: off; None: off for all
 
 
-def sample(logits: torch.Tensor, sampling: SamplingRows | None) -> torch.Tensor:
+def sample(logits: torch.Tensor, sampling: SamplingRows | None, adjusted: AdjustedRows | None = None) -> torch.Tensor:
     """Next token ids, [N] int64, from logits [N, vocab]; NO_TOKEN for a row whose logits are no numbers."""
+    if adjusted is not None:
+        logits = adjust(logits, adjusted)
     best, tokens = logits.max(dim=-1)
     if sampling is not None:
         tokens[sampling.rows] = _draw(logits[sampling.rows].float(), sampling)
@@ -43,6 +47,9 @@ def sample(logits: torch.Tensor, sampling: SamplingRows | None) -> torch.Tensor:
 
 def _draw(logits: torch.Tensor, sampling: SamplingRows) -> torch.Tensor:
     logits = logits / sampling.temperature[:, None]
+    if sampling.min_p is not None:
+        least = logits.amax(-1, True) + sampling.min_p.log()[:, None]
+        logits = logits.masked_fill(logits < least, float("-inf"))
     if sampling.cuts:
         logits = _cut(logits, sampling.top_k, sampling.top_p)
     return (logits + gumbel_noise(sampling.seed, sampling.position, logits.shape[1])).argmax(dim=-1)
@@ -55,7 +62,8 @@ def _cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest
     Only the `largest` logits are put in order; the few rows whose set is larger are done again with more of them.
     """
     vocab = logits.shape[1]
-    largest = min(vocab, max(largest, int(top_k.max())))
+    # on CUDA all are put in order: a host that looked whether a set is larger than `largest` would wait for the device
+    largest = vocab if logits.is_cuda else min(vocab, max(largest, int(top_k.max())))
     ordered = logits.topk(largest, dim=-1).values  # [R, largest]
     rank = torch.arange(largest, device=logits.device)
     has_k = top_k[:, None] > 0

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import msgspec
 
-from backend_engine.core.messages import Ready
+from backend_engine.core.messages import Ready, TokenLogprobs
 from backend_engine.core.request import Request
-from backend_engine.core.slots import Slot
+from backend_engine.core.slots import NewPage, Opening
 
 NO_TOKEN = -1
 """In place of a sampled id: this row's logits were no numbers, and no other row is to blame."""
@@ -24,14 +24,27 @@ class Chunk(msgspec.Struct, frozen=True):
     samples: bool
     """The step samples this sequence's next token (not so for a prefill chunk that is not the prompt's last)."""
     decodes: bool
-    """The chunk is one token that was sampled before; else it is a piece of the prompt."""
+    """The chunk is one token that the step before sampled, and the device alone knows it; else the host told all."""
+    epoch: int
+    """The request's when this was planned."""
+
+
+class RowMask(msgspec.Struct, frozen=True):
+    """Which tokens a row may sample in this step."""
+
+    slot: int
+    allowed: bytes
+    """As in the message `Mask`."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step, built by the host from what it knows without waiting for any sampled token."""
 
-    opened: tuple[Slot, ...]
-    """Rows whose owner is new: the device opens them before the forward."""
+    opened: tuple[Opening, ...]
+    """Rows that the device writes whole before the forward: those of new owners; all of them without slot reuse."""
+    pages: tuple[NewPage, ...]
+    """What was added to the block tables of the other rows."""
+    masks: tuple[RowMask, ...]
     chunks: tuple[Chunk, ...]
     """Decoding sequences first, then pieces of prompts in the order of arrival."""
     decodes: int
@@ -42,7 +55,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt tokens in the step."""
+        """Tokens in the step that the host knows."""
         return self.tokens - self.decodes
 
 
@@ -56,6 +69,12 @@ class StepResult(msgspec.Struct, frozen=True):
     end_ns: int
     slot_kernel_ns: int
     """The part of the step that sampled and appended tokens."""
+    prepare_ns: int = 0
+    """Host time that handing the step to the device took, before it started."""
+    logprobs: list[TokenLogprobs | None] | None = None
+    """For each sampled id of a request that asked; None when no request of the step did."""
+    ends: list[bool] | None = None
+    """Whether the device found each sampled id to be its row's last; None from a device without slot kernels."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -76,4 +95,5 @@ class Device(Protocol):
     """What it serves, as the frontend is told."""
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Opens the plan's new rows and starts the step. Steps run in the order in which they were launched."""
+        """Writes the plan's rows, starts the step, and waits for nothing that the host has no need of. Steps run in the
+        order in which they were launched. At most one flight is waited for at a time while one more is under way."""

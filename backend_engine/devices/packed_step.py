@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
 import torch
 
 from backend_engine.devices.kv_cache import KvCache
+from backend_engine.devices.memory import to_device
+from backend_engine.kernels.slot_tensors import StepInput
 from backend_engine.models.attention import LayerCall, attend_one
 
 
@@ -40,38 +43,39 @@ class Span(msgspec.Struct, frozen=True):
 class PackedStep:
     """T tokens of all sequences. It is handed to the model's forward and met again in each layer's attention."""
 
-    def __init__(
-        self, pieces: Sequence[Piece], tokens: torch.Tensor, block_tables: torch.Tensor, cache: KvCache
-    ) -> None:
-        """`tokens` is the pool [S, max_model_len], `block_tables` [S, pages]; both are read here only."""
-        device = tokens.device
-        counts = torch.tensor([piece.count for piece in pieces])
-        starts = torch.tensor([piece.start for piece in pieces])
-        ends = counts.cumsum(0)
-        firsts = ends - counts
-        slots = torch.repeat_interleave(torch.tensor([piece.slot for piece in pieces]), counts).to(device)
-        offsets = torch.arange(int(ends[-1])) - torch.repeat_interleave(firsts, counts)
-        positions = (offsets + torch.repeat_interleave(starts, counts)).to(device)
+    def __init__(self, pieces: Sequence[Piece], given: StepInput, block_tables: torch.Tensor, cache: KvCache) -> None:
+        """`given` holds the step's rows in the order of `pieces`; `block_tables` [S, pages] is read here only."""
+        device = given.ids.device
         size = cache.page_size
-
+        ends = np.cumsum([piece.count for piece in pieces])
         self._cache = cache
-        self._kv_rows = block_tables[slots, positions // size] * size + positions % size  # [T]
+        self._kv_rows = cache.kept_rows(given.kv_rows)  # [T]
         self._spans = [
             Span(
-                int(first),
+                int(end) - piece.count,
                 piece.start,
                 piece.count,
                 block_tables[piece.slot, : -(-(piece.start + piece.count) // size)],
             )
-            for piece, first in zip(pieces, firsts.tolist(), strict=True)
+            for piece, end in zip(pieces, ends, strict=True)
         ]
-        self.input_ids = tokens[slots, positions].long()[None]  # [1, T]
-        self.position_ids = positions[None]  # [1, T]
-        sampled = torch.tensor([piece.samples for piece in pieces])
-        self.sampled_rows = (ends - 1)[sampled].to(device)  # [N]
-        self.sampled_slots = slots[self.sampled_rows]  # [N]
-        self.sampled_positions = positions[self.sampled_rows] + 1
-        """Where the sampled tokens go in their sequences, [N]."""
+        self.input_ids = given.ids[None]  # [1, T]
+        self.position_ids = given.positions[None]  # [1, T]
+        self.sampled_rows = to_device(
+            [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.samples], np.int64, device
+        )  # [N]
+
+    @classmethod
+    def of(
+        cls, pieces: Sequence[Piece], tokens: torch.Tensor, block_tables: torch.Tensor, cache: KvCache
+    ) -> PackedStep:
+        """A step of tokens that the host knows: `tokens` [S, longest], `block_tables` [S, pages]."""
+        slots = torch.tensor([piece.slot for piece in pieces for _ in range(piece.count)])
+        at = torch.tensor([piece.start + offset for piece in pieces for offset in range(piece.count)])
+        slots, at = slots.to(tokens.device), at.to(tokens.device)
+        size = cache.page_size
+        kv_rows = block_tables[slots, at // size].long() * size + at % size
+        return cls(pieces, StepInput(tokens[slots, at].long(), at, kv_rows), block_tables, cache)
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Stores the step's keys and values, then attends each sequence over its own; [T, heads, value_dim]."""

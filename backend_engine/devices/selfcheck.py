@@ -43,8 +43,8 @@ def check_agreement(loaded: LoadedModel, cache: KvCache, device: torch.device) -
     first = [_Piece(0, 0, 13, False), _Piece(1, 0, _LENGTHS[1] - 1, False)]
     second = [_Piece(1, _LENGTHS[1] - 1, 1, True), _Piece(0, 13, _LENGTHS[0] - 13, True)]
     with torch.inference_mode():
-        logits_of(loaded.model, PackedStep(first, tokens, block_tables, cache))
-        ours = logits_of(loaded.model, PackedStep(second, tokens, block_tables, cache))
+        logits_of(loaded.model, PackedStep.of(first, tokens, block_tables, cache))
+        ours = logits_of(loaded.model, PackedStep.of(second, tokens, block_tables, cache))
         own = torch.stack([_own_logits(loaded, tokens[1, : _LENGTHS[1]]), _own_logits(loaded, tokens[0])])
     difference = float(((ours - own).norm(dim=-1) / own.norm(dim=-1)).max())
     if not difference <= TOLERANCE[loaded.dtype]:

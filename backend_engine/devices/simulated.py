@@ -4,6 +4,8 @@ A step of p prompt tokens and d decoding sequences occupies the device for
 `forward_ms + p * prefill_token_us + d * decode_token_us`. A step starts at the later of its launch and the end of the
 step before it, and ends at the computed instant: how late the host wakes up is never part of a step, and never adds up
 in the device's own time line. While it is "busy" the device uses no CPU. It is always labelled as simulated.
+
+With slot state (for measurements) it runs the slot kernels on real tensors too, and they are charged to the step.
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from backend_engine.core.messages import Ready
-from backend_engine.core.slots import Slot
+from backend_engine.core.slots import Opening
 from backend_engine.core.step import StepPlan, StepResult
 from backend_engine.devices.sizing import GIB, kv_bytes, kv_pages
 from settings.schema import Settings
 from tracing.clock import Clock
+
+if TYPE_CHECKING:
+    from backend_engine.devices.slot_rows import SlotRows
 
 ALPHABET = b" abcdefghijklmnopqrstuvwxyz"
 """Ids that are drawn: one visible character each. The vocabulary is the 256 bytes, and one end token."""
@@ -70,10 +76,17 @@ class SimulatedFlight(msgspec.Struct, frozen=True):
 class SimulatedDevice:
     """`sleep_until` is injected, so that tests own time."""
 
-    def __init__(self, settings: Settings, clock: Clock, sleep_until: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        sleep_until: Callable[[int], None],
+        rows: SlotRows | None = None,
+    ) -> None:
         self._times = settings.simulated
         self._clock = clock
         self._sleep_until = sleep_until
+        self._rows = rows
         self._end_ns = 0
         self._keys: dict[int, int] = {}
         max_model_len = settings.engine.max_model_len or MAX_MODEL_LEN
@@ -91,25 +104,45 @@ class SimulatedDevice:
 
     def launch(self, plan: StepPlan) -> SimulatedFlight:
         """Puts the step on the time line; returns at once."""
-        for slot in plan.opened:
-            self._keys[slot.index] = self._key(slot)
-        start_ns = max(self._clock.mono_ns(), self._end_ns)
-        self._end_ns = start_ns + self._duration_ns(plan)
+        launched_ns = self._clock.mono_ns()
+        for opening in plan.opened:
+            self._keys[opening.slot] = self._key(opening)
+        if self._rows is not None:
+            self._rows.open(plan.opened)
+            self._rows.add_pages(plan.pages)
         tokens = [
             ALPHABET[mix(self._keys[chunk.slot] + chunk.start + chunk.count) % len(ALPHABET)]
             for chunk in plan.chunks
             if chunk.samples
         ]
-        return SimulatedFlight(StepResult(tokens, start_ns, self._end_ns, 0), self._sleep_until)
+        ready_ns = self._clock.mono_ns()
+        start_ns = max(ready_ns, self._end_ns)
+        ends, kernel_ns = self._run_slot_kernels(plan, tokens)
+        self._end_ns = start_ns + self._duration_ns(plan) + kernel_ns
+        result = StepResult(tokens, start_ns, self._end_ns, kernel_ns, prepare_ns=ready_ns - launched_ns, ends=ends)
+        return SimulatedFlight(result, self._sleep_until)
+
+    def _run_slot_kernels(self, plan: StepPlan, tokens: list[int]) -> tuple[list[bool] | None, int]:
+        """What the slot state says of the sampled rows, and how long that took."""
+        if self._rows is None:
+            return None, 0
+        import torch
+
+        began_ns = self._clock.mono_ns()
+        self._rows.gather(plan.chunks)
+        slots = self._rows.slot_ids([chunk for chunk in plan.chunks if chunk.samples])
+        ends = self._rows.advance(slots, torch.tensor(tokens, dtype=torch.int64))
+        return (ends != 0).tolist(), self._clock.mono_ns() - began_ns
 
     def _duration_ns(self, plan: StepPlan) -> int:
         prefill_us = plan.prefill_tokens * self._times.prefill_token_us
         decode_us = plan.decodes * self._times.decode_token_us
         return round(self._times.forward_ms * 1e6 + (prefill_us + decode_us) * 1e3)
 
-    def _key(self, slot: Slot) -> int:
+    def _key(self, opening: Opening) -> int:
         """What a sequence's tokens are drawn from: its seed, or when it is greedy its prompt; never its company."""
-        own = slot.seed
-        if slot.sampling.temperature == 0:
-            own = zlib.crc32(b",".join(b"%d" % token for token in slot.prompt))
+        own = opening.seed
+        if opening.sampling.temperature == 0:
+            prompt = opening.tokens[: opening.prompt_tokens]
+            own = zlib.crc32(b",".join(b"%d" % token for token in prompt))
         return mix(mix(self._times.seed & _MASK) ^ (own & _MASK))

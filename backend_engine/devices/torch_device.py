@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
+import msgspec
 import torch
 
-from backend_engine.core.messages import Ready
+from backend_engine.core.logits import log_probabilities
+from backend_engine.core.messages import MAX_LOGPROBS, Ready
 from backend_engine.core.sampler import sample
-from backend_engine.core.step import OutOfDeviceMemory, StepPlan, StepResult
+from backend_engine.core.step import StepPlan, StepResult
 from backend_engine.devices.kv_cache import KvCache
+from backend_engine.devices.memory import available_bytes, memory_errors_named
 from backend_engine.devices.packed_step import PackedStep, logits_of
+from backend_engine.devices.results import Arrival, OnHost, PinnedBuffers, Sampled, told_logprobs
 from backend_engine.devices.selfcheck import check_agreement
 from backend_engine.devices.sizing import GIB, kv_bytes, kv_pages
 from backend_engine.devices.slot_rows import SlotRows
+from backend_engine.devices.step_sampling import StepSampling, step_sampling
+from backend_engine.devices.timeline import CudaTimeline, HostMarks, Marks
+from backend_engine.kernels.slot_tensors import GOES_ON
 from backend_engine.models.loading import LoadedModel, load_model
 from settings.schema import Settings
 from tracing.clock import Clock
 
 log = logging.getLogger(__name__)
+
+FEATURES = ("min_p", "penalties", "logit_bias", "logprobs", "min_tokens", "masks")
 
 
 def open_torch_device(settings: Settings, clock: Clock) -> TorchDevice:
@@ -37,39 +43,62 @@ def open_torch_device(settings: Settings, clock: Clock) -> TorchDevice:
     return TorchDevice(load_model(settings.engine, device), settings, clock, device)
 
 
-class TorchFlight:
-    """A step whose sampled ids are on the device, or on their way there."""
+class _Launched(msgspec.Struct, frozen=True):
+    plan: StepPlan
+    marks: Marks
+    arrival: Arrival
+    how: StepSampling | None
+    prepare_ns: int
 
-    def __init__(
-        self, device: TorchDevice, plan: StepPlan, tokens: torch.Tensor, start_ns: int, kernel_ns: int
-    ) -> None:
+
+class TorchFlight:
+    """A step whose results are on the host, or on their way there."""
+
+    def __init__(self, device: TorchDevice, launched: _Launched) -> None:
         self._device = device
-        self._plan = plan
-        self._tokens = tokens
-        self._start_ns = start_ns
-        self._kernel_ns = kernel_ns
+        self._launched = launched
 
     def wait(self) -> StepResult:
-        """Reads the sampled ids, which waits for them."""
-        with _memory_errors_named(self._plan):
-            tokens: list[int] = self._tokens.tolist()
-        return self._device.finish(self._plan, tokens, self._start_ns, self._kernel_ns)
+        """Blocks until the results are there."""
+        launched = self._launched
+        try:
+            with memory_errors_named(launched.plan):
+                sampled = launched.arrival.wait()
+            times = launched.marks.times()
+        finally:
+            self._device.landed()
+        chunks = launched.plan.chunks
+        asked = [chunk.request.sampling.logprobs for chunk in chunks if chunk.samples]
+        return StepResult(
+            tokens=sampled.tokens.tolist(),
+            start_ns=times.start_ns,
+            end_ns=times.end_ns,
+            slot_kernel_ns=times.slot_kernel_ns,
+            prepare_ns=launched.prepare_ns,
+            logprobs=told_logprobs(sampled, launched.how, [count for count in asked if count is not None]),
+            ends=(sampled.ends != GOES_ON).tolist(),
+        )
 
 
 class TorchDevice:
-    """Owns the weights, the KV cache and the slots' rows."""
+    """Owns the weights, the KV cache and the slots' rows. `launch` is called by one thread, `wait` of a flight by one
+    other or the same."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings, clock: Clock, device: torch.device) -> None:
         self._model = loaded.model
         self._clock = clock
         self._device = device
         self._end_ns = 0
-        page_size = settings.engine.page_size
+        self._launches = self._landings = 0
+        page_size, slots = settings.engine.page_size, settings.scheduler.max_num_seqs
         cache_bytes = _cache_bytes(settings, loaded, device)
         pages = kv_pages(settings, cache_bytes, loaded.kv_bytes_per_token, loaded.max_model_len)
         _check_memory(pages * page_size * loaded.kv_bytes_per_token, device)
         self._cache = KvCache(loaded.layers, pages, page_size, loaded.max_model_len, loaded.dtype, device)
-        self._rows = SlotRows(settings.scheduler.max_num_seqs, loaded.max_model_len, page_size, device)
+        self._rows = SlotRows(slots, loaded.max_model_len, page_size, loaded.vocab_size, device)
+        is_cuda = device.type == "cuda"
+        self._timeline = CudaTimeline(clock) if is_cuda else None
+        self._buffers = PinnedBuffers(device, slots, MAX_LOGPROBS) if is_cuda else None
         difference = check_agreement(loaded, self._cache, device)
         log.info(
             "%s on %s in %s: %.2f GiB of weights, %d KV pages of %d tokens (%.2f GiB), up to %d tokens a sequence; "
@@ -93,33 +122,51 @@ class TorchDevice:
             kv_pages=pages,
             page_size=page_size,
             eos_token_ids=loaded.eos_token_ids,
+            features=FEATURES,
         )
 
     def launch(self, plan: StepPlan) -> TorchFlight:
-        """Runs forward, sampling and append. On a CPU that is all done when this returns; on CUDA it is queued."""
-        start_ns = max(self._clock.mono_ns(), self._end_ns)
-        with _memory_errors_named(plan), torch.inference_mode():
-            for slot in plan.opened:
-                self._rows.open(slot)
-            step = PackedStep(plan.chunks, self._rows.tokens, self._rows.block_tables, self._cache)
+        """Runs forward, sampling and slot kernels. On a CPU that is all done when this returns; on CUDA it is queued,
+        and so is the copy of what was sampled."""
+        launched_ns = self._clock.mono_ns()
+        marks = self._marks(launched_ns)
+        with memory_errors_named(plan), torch.inference_mode():
+            self._rows.open(plan.opened)
+            self._rows.add_pages(plan.pages)
+            self._rows.set_masks(plan.masks)
+            step = PackedStep(plan.chunks, self._rows.gather(plan.chunks), self._rows.state.block_tables, self._cache)
+            prepare_ns = self._clock.mono_ns() - launched_ns
             logits = logits_of(self._model, step)
-            self._settle()
-            kernel_start_ns = self._clock.mono_ns()
-            sampled = [chunk for chunk in plan.chunks if chunk.samples]
-            tokens = sample(logits, self._rows.sampling(sampled, step.sampled_slots, step.sampled_positions))
-            self._rows.append(step.sampled_slots, step.sampled_positions, tokens)
-            self._settle()
-            return TorchFlight(self, plan, tokens, start_ns, self._clock.mono_ns() - kernel_start_ns)
+            marks.forward_done()
+            sampled, how = self._sample(plan, logits)
+            marks.done()
+            arrival: Arrival = OnHost(sampled) if self._buffers is None else self._buffers.bring(sampled)
+        if isinstance(marks, HostMarks):
+            self._end_ns = marks.end_ns
+        self._launches += 1
+        return TorchFlight(self, _Launched(plan, marks, arrival, how, prepare_ns))
 
-    def finish(self, plan: StepPlan, tokens: list[int], start_ns: int, kernel_ns: int) -> StepResult:
-        """Stamps a step's end."""
-        self._end_ns = self._clock.mono_ns()
-        return StepResult(tokens, start_ns, self._end_ns, kernel_ns)
+    def landed(self) -> None:
+        """A flight was waited for."""
+        self._landings += 1
 
-    def _settle(self) -> None:
-        """The synchronous loop times sampling apart, so the host waits here for queued work; a CPU has none."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> tuple[Sampled, StepSampling | None]:
+        chunks = [chunk for chunk in plan.chunks if chunk.samples]
+        slots = self._rows.slot_ids(chunks)
+        how = step_sampling(self._rows, chunks, slots)
+        if how is None:
+            tokens = sample(logits, None)
+            return Sampled(tokens, self._rows.advance(slots, tokens), None), None
+        tokens = sample(logits, how.random, how.adjusted)
+        told = None
+        if how.told_rows is not None:
+            told = log_probabilities(logits, how.told_rows, tokens, how.told_most)
+        return Sampled(tokens, self._rows.advance(slots, tokens), told), how
+
+    def _marks(self, launched_ns: int) -> Marks:
+        if self._timeline is None:
+            return HostMarks(self._clock, max(launched_ns, self._end_ns))
+        return self._timeline.begin(is_idle=self._launches == self._landings)
 
 
 def _cache_bytes(settings: Settings, loaded: LoadedModel, device: torch.device) -> int:
@@ -131,35 +178,9 @@ def _cache_bytes(settings: Settings, loaded: LoadedModel, device: torch.device) 
 
 def _check_memory(needed_bytes: int, device: torch.device) -> None:
     """A cache larger than what is left would be found out in the middle of a request."""
-    available = _available_bytes() if device.type == "cpu" else None
+    available = available_bytes() if device.type == "cpu" else None
     if available is not None and needed_bytes > available:
         raise ValueError(
             f"the KV cache would take {needed_bytes / GIB:.2f} GiB, and this machine has {available / GIB:.2f} GiB of "
             "memory left beside the weights: lower engine.cpu_kv_cache_gib"
         )
-
-
-def _available_bytes() -> int | None:
-    """Memory that Linux can still hand out; None where that isn't told."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-@contextmanager
-def _memory_errors_named(plan: StepPlan) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-        if not is_memory:
-            raise
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        raise OutOfDeviceMemory(
-            f"The device ran out of memory in a step of {len(plan.chunks)} sequences and {plan.tokens} tokens; lower "
-            "scheduler.max_num_batched_tokens or scheduler.max_num_seqs, or leave the KV cache less "
-            "(engine.cpu_kv_cache_gib, engine.gpu_memory_utilization or model.kv_cache_ratio)."
-        ) from error

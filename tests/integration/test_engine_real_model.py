@@ -57,7 +57,7 @@ def test_teacher_forced_logits_agree_with_transformers_own_forward(loaded: Loade
     with torch.inference_mode():
         for begin, end in pairwise(cuts):
             pieces = [_Piece(slot, begin, end - begin, True) for slot in (0, 1)]
-            logits = logits_of(loaded.model, PackedStep(pieces, tokens, tables, cache))
+            logits = logits_of(loaded.model, PackedStep.of(pieces, tokens, tables, cache))
             worst = max(worst, float((logits - own[end - 1]).abs().max()))
     assert worst < TOLERANCE
 
@@ -79,6 +79,7 @@ def test_an_answer_through_the_engine_is_sensible_english(loaded: LoadedModel, s
         for output in said.outputs:
             answer += output.tokens
             reason = output.finished.reason if output.finished else None
+    core.close()
     assert "The capital of France is Paris" in tokenizer.decode(answer, skip_special_tokens=True)
     assert reason == "stop"
     assert answer[-1] in device.info.eos_token_ids

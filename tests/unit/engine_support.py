@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import transformers
 
+from backend_engine.core.forward import FailedFlight
 from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Abort, Finished, Output, Outputs, Sampling, Scheduled, Step, Submit
-from backend_engine.core.step import Device
+from backend_engine.core.step import Device, Flight, StepPlan
 from backend_engine.devices.simulated import SimulatedDevice
 from settings.schema import Settings
 from tracing.clock import Clock, FakeClock
@@ -57,9 +58,19 @@ def write_tiny_model(folder: Path, kind: str, dtype: torch.dtype = torch.float32
     return model
 
 
+IN_ORDER = {"async_scheduling": False, "overlap_token_interval": False}
+"""The loop that is the oracle of the others: schedule, forward and process in turn."""
+ORDERS: dict[str, dict[str, bool]] = {
+    "in order": IN_ORDER,
+    "overlapped": {"async_scheduling": False, "overlap_token_interval": True},
+    "two threads": {"async_scheduling": True, "overlap_token_interval": False},
+    "pipelined": {"async_scheduling": True, "overlap_token_interval": True},
+}
+
+
 def settings_of(**sections: dict[str, Any]) -> Settings:
-    """Settings with these keys changed."""
-    return Settings.model_validate({"state_dir": "/nowhere", **sections})
+    """Settings with these keys changed; the loop runs in order unless it is said otherwise."""
+    return Settings.model_validate({"state_dir": "/nowhere", "token_interval": IN_ORDER, **sections})
 
 
 class Driver:
@@ -120,19 +131,52 @@ class Driver:
 
     def assert_all_free(self) -> None:
         """The invariant at idle."""
-        self.core.slots.check()
-        self.core.pages.check()
-        assert (self.core.slots.used, self.core.pages.used) == (0, 0)
+        slots, pages = self.core.slots, self.core.pages
+        slots.check()
+        pages.check()
+        assert (slots.used, pages.used) == (0, 0)
+        assert pages.free + pages.cached == pages.count
+
+    def close(self) -> None:
+        """The core must be idle: everything is free, and its gauges say so."""
+        self.core.close()
+        self.assert_all_free()
+        if self.said:
+            gauges = self.said[-1].gauges
+            assert (gauges.running, gauges.waiting, gauges.kv_used) == (0, 0, 0)
 
 
-def simulated(settings: Settings) -> tuple[Driver, FakeClock]:
+class BreakingDevice:
+    """Passes steps on to another device, and breaks those that `breaks` has an error for (it is told the plan and the
+    step's number from 1), at launch or while they run."""
+
+    def __init__(
+        self, inner: Device, breaks: Callable[[StepPlan, int], Exception | None], at_launch: bool = True
+    ) -> None:
+        self.info = inner.info
+        self._inner = inner
+        self._breaks = breaks
+        self._at_launch = at_launch
+        self._step = 0
+
+    def launch(self, plan: StepPlan) -> Flight:
+        self._step += 1
+        error = self._breaks(plan, self._step)
+        if error is None:
+            return self._inner.launch(plan)
+        if self._at_launch:
+            raise error
+        return FailedFlight(error)
+
+
+def simulated(settings: Settings, wrap: Callable[[Device], Device] = lambda device: device) -> tuple[Driver, FakeClock]:
     """A core over the simulated device, with a clock that moves only when the device sleeps or a test says so."""
     clock = FakeClock()
 
     def sleep_until(instant_ns: int) -> None:
         clock.advance_ms(max(0, instant_ns - clock.mono_ns()) / 1e6)
 
-    return Driver(SimulatedDevice(settings, clock, sleep_until), settings, clock), clock
+    return Driver(wrap(SimulatedDevice(settings, clock, sleep_until)), settings, clock), clock
 
 
 def prompts(lengths: Iterable[int], seed: int = 0) -> list[list[int]]:

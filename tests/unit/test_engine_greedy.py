@@ -142,7 +142,7 @@ def test_out_of_memory_is_told_apart_and_the_engine_goes_on(
     finished = driver.finished("a")
     assert (finished.reason, finished.error_code) == ("error", code)
     if code == "engine_out_of_memory":
-        assert "1 sequences and 2 tokens" in (finished.error or "")
+        assert "1 sequences and 1 tokens" in (finished.error or "")
         assert "scheduler.max_num_batched_tokens" in (finished.error or "")
     driver.submit("b", [5, 6], 4)
     driver.run()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from engine_support import Driver, settings_of, simulated
+from engine_support import ORDERS, BreakingDevice, Driver, settings_of, simulated
 
-from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Sampling, Shutdown, Submit
-from backend_engine.core.step import Device, Flight, OutOfDeviceMemory, StepPlan, StepResult
 from backend_engine.devices.simulated import ALPHABET, EOS
 from tracing.clock import FakeClock
 
@@ -160,9 +158,9 @@ def test_requests_are_served_in_order_and_one_that_waits_for_pages_holds_its_pla
         },
         scheduler={"max_num_seqs": 8},
     )
-    driver.submit("a", [65] * 10, 10)  # 5 pages
-    driver.submit("big", [65] * 20, 10)  # 8 pages: must wait for a's
-    driver.submit("small", [65] * 2, 2)  # would fit, and waits its turn
+    driver.submit("a", [65] * 20, 5)  # 6 pages
+    driver.submit("big", [66] * 20, 10)  # 6 pages: must wait for a's
+    driver.submit("small", [67] * 2, 2)  # would fit, and waits its turn
     driver.run()
     assert driver.core.pages.count == 10
     a, big, small = (driver.scheduled(name).scheduled_ns for name in ("a", "big", "small"))
@@ -304,55 +302,28 @@ def test_a_request_that_cannot_run_is_told_why_and_spoils_nothing(
     driver.assert_all_free()
 
 
-class BreakingDevice:
-    """Passes steps on to another device, and breaks those that `breaks` names, at launch or while they run."""
-
-    def __init__(self, inner: Device, error: Exception, *, at_launch: bool, breaks: int) -> None:
-        self.info = inner.info
-        self._inner = inner
-        self._error = error
-        self._at_launch = at_launch
-        self._breaks = breaks
-        self._step = 0
-
-    def launch(self, plan: StepPlan) -> Flight:
-        self._step += 1
-        if self._step != self._breaks:
-            return self._inner.launch(plan)
-        if self._at_launch:
-            raise self._error
-        return BrokenFlight(self._error)
-
-
-class BrokenFlight:
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def wait(self) -> StepResult:
-        raise self._error
-
-
 @pytest.mark.parametrize("at_launch", [True, False])
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(RuntimeError("/secret/path"), "engine_error"), (OutOfDeviceMemory("lower x"), "engine_out_of_memory")],
-)
-def test_a_step_that_fails_ends_its_own_requests_and_the_engine_goes_on(
-    error: Exception, code: str, at_launch: bool
-) -> None:
-    settings = settings_of(engine={"device": "simulated"}, simulated=TIMES, scheduler={"max_num_seqs": 2})
-    driver, clock = simulated(settings)
-    device = BreakingDevice(driver.core._device, error, at_launch=at_launch, breaks=2)
-    driver.core = EngineCore(device, settings, clock, draw_seed=lambda: 1)
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_step_that_fails_ends_its_own_requests_and_the_engine_goes_on(order: str, at_launch: bool) -> None:
+    settings = settings_of(
+        engine={"device": "simulated"},
+        simulated=TIMES,
+        scheduler={"max_num_seqs": 2},
+        token_interval=ORDERS[order],
+    )
+    error = RuntimeError("/secret/path")
+    driver, _ = simulated(
+        settings, lambda inner: BreakingDevice(inner, lambda plan, step: error if step == 2 else None, at_launch)
+    )
     for name in "abc":
         driver.submit(name, [65], 5)
     driver.run()
     for name in "ab":
         finished = driver.finished(name)
-        assert (finished.reason, finished.error_code, finished.output_tokens) == ("error", code, 1)
+        assert (finished.reason, finished.error_code, finished.output_tokens) == ("error", "engine_error", 1)
         assert "/secret" not in (finished.error or "")
     assert driver.finished("c").reason == "length"
-    driver.assert_all_free()
+    driver.close()
 
 
 def test_a_request_submitted_twice_is_served_once() -> None:

@@ -7,7 +7,6 @@ from engine_support import settings_of, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_engine.core.messages import Sampling
 from backend_engine.core.pages import Pages
 from backend_engine.core.slots import Slots
 
@@ -33,7 +32,7 @@ def test_free_and_used_pages_are_all_pages_and_no_page_has_two_owners(
 def test_pages_refuse_what_would_break_them() -> None:
     pages = Pages(4, page_size=16)
     taken = pages.take(3)
-    with pytest.raises(RuntimeError, match="2 KV pages were asked for and 1 of 4"):
+    with pytest.raises(RuntimeError, match="2 KV pages were asked for; 1 are free and 0 cached of 4"):
         pages.take(2)
     pages.give_back(taken)
     with pytest.raises(RuntimeError, match="given back twice"):
@@ -49,11 +48,11 @@ def test_pages_needed_are_rounded_up(tokens: int, expected: int) -> None:
 
 def test_a_slot_is_given_back_by_its_owner_once() -> None:
     slots = Slots(2)
-    slot = slots.take("a", [1], [0], Sampling(max_tokens=1), seed=1)
-    slots.take("b", [1], [1], Sampling(max_tokens=1), seed=1)
+    slot = slots.take("a")
+    slots.take("b")
     assert not slots.can_take()
     with pytest.raises(RuntimeError, match="all 2 slots"):
-        slots.take("c", [1], [2], Sampling(max_tokens=1), seed=1)
+        slots.take("c")
     slots.give_back(slot)
     with pytest.raises(RuntimeError, match="does not belong"):
         slots.give_back(slot)

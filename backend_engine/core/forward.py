@@ -1,0 +1,111 @@
+"""Who hands steps to the device: the caller itself, or a thread of its own that a step is put in the queue of."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from backend_engine.core.step import Device, Flight, StepPlan, StepResult
+
+
+class Forward(Protocol):
+    """Starts steps in order. `start` never raises what a step raises: its flight does, when it is waited for."""
+
+    def start(self, plan: StepPlan) -> Flight:
+        """Hands a step over."""
+
+    def close(self) -> None:
+        """No step comes any more."""
+
+
+class FailedFlight:
+    """A step that could not be launched."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self) -> StepResult:
+        """Raises why."""
+        raise self._error
+
+
+def launch(device: Device, plan: StepPlan) -> Flight:
+    """Launches a step; its failure is the flight's."""
+    try:
+        return device.launch(plan)
+    except Exception as error:
+        return FailedFlight(error)
+
+
+class InlineForward:
+    """The caller's own thread launches."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def start(self, plan: StepPlan) -> Flight:
+        """Launches the step."""
+        return launch(self._device, plan)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class QueuedFlight:
+    """A step in the forward thread's queue, and then its flight."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self._launched = threading.Event()
+        self._flight: Flight | None = None
+
+    def left(self, flight: Flight) -> None:
+        """The forward thread has launched it."""
+        self._flight = flight
+        self._launched.set()
+
+    def wait(self) -> StepResult:
+        """Blocks until the step was launched and has ended."""
+        self._launched.wait()
+        assert self._flight is not None
+        return self._flight.wait()
+
+
+class ForwardThread:
+    """A thread that only launches. Its queue holds one step: `start` blocks while the step before is still in it.
+
+    Two semaphores count the queue's room and its content. Launching needs nothing from the host but the plan, so the
+    thread goes on to the next step while the scheduler waits for the end of the one before.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._room = threading.Semaphore(1)
+        self._content = threading.Semaphore(0)
+        self._next: QueuedFlight | None = None
+        self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
+        self._thread.start()
+
+    def start(self, plan: StepPlan) -> Flight:
+        """Puts a step in the queue."""
+        flight = QueuedFlight(plan)
+        self._room.acquire()
+        self._next = flight
+        self._content.release()
+        return flight
+
+    def close(self) -> None:
+        """Ends the thread when what it has is launched."""
+        self._room.acquire()
+        self._next = None
+        self._content.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._content.acquire()
+            flight = self._next
+            self._room.release()
+            if flight is None:
+                return
+            flight.left(launch(self._device, flight.plan))
