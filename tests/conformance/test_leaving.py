@@ -55,7 +55,7 @@ async def test_a_client_that_leaves_before_the_first_token(
         p = await played(b, script, surface, stream, answer)
         b.end_waits()
         check_all(p, left(attempts=attempts), {})
-        assert b.worker._inflight == dict.fromkeys(upstreams, 0)
+        assert b.worker._state(0).inflight == dict.fromkeys(upstreams, 0)
 
 
 @pytest.mark.parametrize("surface", SURFACES)
