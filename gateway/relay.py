@@ -15,10 +15,12 @@ from gateway.keys.verify import KeyVerifier
 from gateway.reporter import Reporter
 from gateway.surfaces.openai import ParsedRequest, Surface, parse
 from gateway.surfaces.stream import count_by_events, forget_answer
-from gateway.upstreams.attempt import connection_error, request_headers
+from gateway.upstreams.attempt import connection_error, request_headers, retry_after
+from gateway.upstreams.balance import Balancer, Upkeep
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.deadlines import Deadlines, Phase
-from gateway.upstreams.router import Route, Router
+from gateway.upstreams.retries import RetryBudget
+from gateway.upstreams.router import Route, Router, Target
 from protocol.errors import ApiError
 from protocol.ids import new_span_id
 from settings.schema import ServerSettings
@@ -39,7 +41,7 @@ class Relay:
         admission: Admission,
         client: UpstreamClient,
         reporter: Reporter,
-        inflight: dict[str, int],
+        balancer: Balancer,
     ) -> None:
         self._limits = limits
         self._verifier = verifier
@@ -47,7 +49,8 @@ class Relay:
         self._admission = admission
         self._client = client
         self._reporter = reporter
-        self._inflight = inflight
+        self._balancer = balancer
+        self._retries = RetryBudget()
 
     async def serve(self, exchange: Exchange, surface: Surface) -> None:
         """One request from its headers to its last byte. Raises ApiError where the client must be told, ClientLeft."""
@@ -104,25 +107,32 @@ class Relay:
         )
         spent = (exchange.clock.mono_ns() - ledger.ingress) / 1e9
         total_at = asyncio.get_running_loop().time() + self._limits.request_timeout_seconds - spent
-        targets = list(route.targets)
+        targets = self._balancer.order(route, bytes(request.fields.get("messages", b"")) if route.affinity else b"")
+        self._retries.earn()
         stale = 0
-        while targets:
+        while True:
             target = targets.pop(0)
-            call = Call(exchange, surface, request, target, Deadlines(self._limits, total_at))
+            call = Call(exchange, surface, request, target, Deadlines(self._limits, total_at, target.upstream.limits))
             try:
-                await self._attempt(call)
+                await self._attempt(call, may_pass_on=bool(targets))
                 return
             except StaleConnection as error:
                 stale += 1
                 if stale > MAX_STALE:
                     raise error.told from error
-                targets.insert(0, target)
+                targets.append(target)  # another one first, where there is one
             except ApiError as error:
                 out_of_time = call.deadlines.phase is Phase.TOTAL and error.status == 504
-                if exchange.started or not targets or error.status < 500 or out_of_time:
+                if exchange.started or out_of_time or not self._may_go_on(error, targets, len(ledger.attempts) - stale):
                     raise
 
-    async def _attempt(self, call: Call) -> None:
+    def _may_go_on(self, error: ApiError, targets: list[Target], tries: int) -> bool:
+        """Whether another target may be asked after this failure. Dead pooled connections are no tries."""
+        is_upstreams_fault = error.status >= 500 or isinstance(error, UpstreamBusy)
+        is_left = bool(targets) and tries < self._limits.max_attempts
+        return is_upstreams_fault and is_left and self._retries.spend()
+
+    async def _attempt(self, call: Call, *, may_pass_on: bool) -> None:
         """One try, with clocks of its own. Raises ApiError when it failed, StaleConnection when it never arrived."""
         exchange, upstream = call.exchange, call.target.upstream.name
         ledger = exchange.ledger
@@ -130,29 +140,47 @@ class Relay:
         attempt = Attempt(len(ledger.attempts) + 1, upstream, call.target.model, new_span_id())
         ledger.attempts.append(attempt)
         ledger.upstream = upstream
-        self._inflight[upstream] = self._inflight.get(upstream, 0) + 1
+        upkeep = self._balancer.of(call.target.upstream)
+        upkeep.breaker.tried()
+        upkeep.outstanding += 1
+        upkeep.strikers[id(call)] = lambda: None if exchange.started else call.deadlines.strike()
         try:
             async with call.deadlines:
                 response = await self._send(call, attempt)
                 try:
+                    if response.status == 429 and may_pass_on:
+                        raise busy(upkeep, attempt, response)
                     await answer(call, attempt, response, self._reporter)
                 finally:
                     response.close()
+            upkeep.breaker.succeeded()
         except TimeoutError as error:
             if call.deadlines.is_client_slow:
                 attempt.error = "cancelled"
+                upkeep.breaker.gave_up()
                 raise ClientTooSlow from error
             attempt.error = str(call.deadlines.phase)
+            upkeep.breaker.failed()
             raise call.deadlines.error(upstream) from error
+        except StaleConnection:
+            upkeep.breaker.gave_up()
+            raise
         except ApiError as error:
             attempt.error = attempt.error or error.code
+            # A client's error is no fault of the upstream; it answered.
+            upkeep.breaker.failed() if error.status >= 500 else upkeep.breaker.succeeded()
             raise
         except asyncio.CancelledError:
             attempt.error = "cancelled"
+            upkeep.breaker.gave_up()
             raise
         finally:
-            self._inflight[upstream] -= 1
+            upkeep.outstanding -= 1
+            del upkeep.strikers[id(call)]
             attempt.end = attempt.end or exchange.clock.mono_ns()
+            reached = (ledger.first_token if ledger.stream else attempt.upstream_headers) or 0
+            if reached and not attempt.error:
+                upkeep.saw_first_token((reached - attempt.connect_start) / 1e9)
             count_by_events(ledger)
 
     async def _send(self, call: Call, attempt: Attempt) -> aiohttp.ClientResponse:
@@ -178,6 +206,18 @@ class Relay:
         attempt.status = response.status
         attempt.upstream_request_id = response.headers.get("x-request-id", "")[:128] or None
         return response
+
+
+class UpstreamBusy(ApiError):
+    """An upstream's 429, while another target may still be asked."""
+
+
+def busy(upkeep: Upkeep, attempt: Attempt, response: aiohttp.ClientResponse) -> UpstreamBusy:
+    """It is left alone for as long as it asks."""
+    wait = retry_after(response)
+    attempt.error = "status"
+    upkeep.cool(1.0 if wait is None else wait)
+    return UpstreamBusy(429, "rate_limit_exceeded", f"The upstream {attempt.upstream!r} is busy.", retry_after=wait)
 
 
 class StaleConnection(Exception):

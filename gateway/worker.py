@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +22,9 @@ from gateway.keys.watch import StoredKeys, watch_store
 from gateway.lag import LoopLag
 from gateway.relay import Relay
 from gateway.reporter import Reporter
+from gateway.upstreams.balance import Balancer
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.health import HealthChecks
 from gateway.upstreams.router import router_from
 from settings import Settings
 from tracing.clock import Clock, SystemClock, host_identity
@@ -34,7 +37,7 @@ class Worker:
     def __init__(self, settings: Settings, worker: int, clock: Clock) -> None:
         self._number = worker
         self.clock = clock
-        self._inflight: dict[str, int] = {}
+        self._balancer = Balancer(clock, random.SystemRandom())
         self._client = UpstreamClient(clock)
         self._reporter = Reporter(settings.intake_socket, self._state)
         api_key = settings.server.api_key
@@ -42,15 +45,16 @@ class Worker:
         self._admission = Admission(settings.server)
         self._unanswered: dict[str, Ledger] = {}
         self._keys = StoredKeys(settings.keys_path)
+        self._router = router_from(settings)
         self._verifier = KeyVerifier(self._keys.find, clock, api_key.get_secret_value() if api_key else None)
         relay = Relay(
             settings.server,
             self._verifier,
-            router_from(settings),
+            self._router,
             self._admission,
             self._client,
             self._reporter,
-            self._inflight,
+            self._balancer,
         )
         application = build_app(relay, settings.advertised_base_url)
         application.router.lifespan_context = self._lifespan
@@ -71,7 +75,8 @@ class Worker:
             worker=self._number,
             pid=os.getpid(),
             host=host_identity(),
-            inflight=dict(self._inflight),
+            inflight={name: upkeep.outstanding for name, upkeep in self._balancer.upkeep.items()},
+            breakers={name: int(upkeep.breaker.state) for name, upkeep in self._balancer.upkeep.items()},
             ledgers_dropped=dropped,
             queue_depth=self._admission.waiting,
             waiting=self._oldest_waiting(),
@@ -90,6 +95,7 @@ class Worker:
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(HealthChecks(self._balancer, self._client).run(self._router.checked)),
             asyncio.create_task(watch_store(self._keys, self._verifier, self.clock)),
         ]
         self._lag.start()

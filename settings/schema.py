@@ -57,6 +57,7 @@ class ServerSettings(Section):
     connect_timeout_seconds: float = Field(5, gt=0, description="For a connection to an upstream.")
     first_byte_timeout_seconds: float = Field(300, gt=0, description="From request sent to first upstream byte.")
     idle_timeout_seconds: float = Field(120, gt=0, description="Between two bytes of an upstream's answer.")
+    max_attempts: int = Field(3, ge=1, le=10, description="Attempts at upstreams for one request, the first included.")
     drain_seconds: float = Field(30, ge=0, description="On SIGTERM, how long running requests may go on.")
 
 
@@ -153,6 +154,10 @@ class UpstreamSettings(Section):
     url: str | None = Field(None, description="http(s) base URL that /chat/completions is appended to.")
     unix_socket: str | None = Field(None, description="Path of a Unix socket; paths below it start with /v1.")
     api_key_env: str | None = Field(None, description="Environment variable that holds the upstream's key.")
+    connect_timeout_seconds: float | None = Field(None, gt=0, description="In place of the server's.")
+    first_byte_timeout_seconds: float | None = Field(None, gt=0, description="In place of the server's.")
+    idle_timeout_seconds: float | None = Field(None, gt=0, description="In place of the server's.")
+    health_path: str = Field("/models", description="Below url, asked every 2 s; empty: not checked.")
 
 
 class TargetSettings(Section):
@@ -160,13 +165,20 @@ class TargetSettings(Section):
 
     upstream: str = Field(description="Name of an [[upstreams]] entry, or engine for the co-located one.")
     model: str | None = Field(None, description="The upstream's own name of the model. Default: the public one.")
+    weight: float = Field(1.0, gt=0, description="Share of the load beside targets of the same priority.")
+    priority: int = Field(0, ge=0, description="Lower is tried first; higher ones are fallbacks.")
 
 
 class RouteSettings(Section):
-    """A public model name and its targets, tried in order."""
+    """A public model name and its targets."""
 
     name: str = Field(min_length=1, max_length=256, description="What apps ask for.")
-    targets: tuple[TargetSettings, ...] = Field(min_length=1, description="Tried in order until the first event.")
+    targets: tuple[TargetSettings, ...] = Field(
+        min_length=1, description="The least busy one is tried first, the others until the first event came."
+    )
+    affinity: Literal["none", "prefix"] = Field(
+        "none", description="prefix: requests that begin alike prefer one target, so that its KV cache is hit."
+    )
 
 
 class TracingSettings(Section):
@@ -180,6 +192,39 @@ class TracingSettings(Section):
     keep_slowest: int = Field(10, ge=0, description="The slowest requests of each model in a window are kept too.")
     keep_window_seconds: float = Field(60, gt=0, description="That window.")
     record_content: bool = Field(False, description="Keep prompt and answer text. Not built: true is refused.")
+
+
+class KeysSettings(Section):
+    """Keys that apps use, and what their use is counted in."""
+
+    default_plan: str | None = Field(None, description="Plan of keys that name none. Default: no limits.")
+    flush_seconds: float = Field(
+        1.0, gt=0, le=60, description="Day and month budgets are written down this often; a crash forgets at most that."
+    )
+
+
+class PlanSettings(Section):
+    """A named set of limits; what a key itself sets wins. What is left out is not limited."""
+
+    requests_per_minute: int | None = Field(None, ge=1, description="In any 60 seconds.")
+    tokens_per_minute: int | None = Field(None, ge=1, description="Input and output, in any 60 seconds.")
+    concurrent_requests: int | None = Field(None, ge=1, description="In flight at once.")
+    tokens_per_day: int | None = Field(None, ge=1, description="Input and output, in a day by UTC.")
+    tokens_per_month: int | None = Field(None, ge=1, description="Input and output, in a month by UTC.")
+
+
+class RedisSettings(Section):
+    """A Redis that several gateways share keys and limits through. Without a URL both stay on this machine."""
+
+    url: SecretStr | None = Field(None, description="redis://, rediss:// or unix:// URL.")
+    prefix: str = Field("tokenline", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Of every key in Redis.")
+    timeout_ms: float = Field(
+        80, ge=1, le=5000, description="A request waits no longer for an answer of Redis; then on_outage holds."
+    )
+    on_outage: Literal["local", "refuse"] = Field(
+        "local",
+        description="While Redis is dead or frozen. local: each gateway limits by itself. refuse: limited keys get 503.",
+    )
 
 
 class SloSettings(Section):
@@ -207,6 +252,9 @@ class Settings(BaseModel):
     slo: dict[str, SloSettings] = Field(default_factory=lambda: {"default": SloSettings()})
     upstreams: tuple[UpstreamSettings, ...] = ()
     models: tuple[RouteSettings, ...] = ()
+    keys: KeysSettings = KeysSettings()
+    plans: dict[str, PlanSettings] = Field(default_factory=dict)
+    redis: RedisSettings = RedisSettings()
 
     @property
     def run_dir(self) -> Path:
@@ -243,6 +291,16 @@ class Settings(BaseModel):
     def keys_path(self) -> Path:
         """SQLite file of the tenant keys."""
         return self.state_dir / "keys.sqlite"
+
+    @property
+    def budgets_path(self) -> Path:
+        """SQLite file of tokens used in the current day and month, by key."""
+        return self.state_dir / "budgets.sqlite"
+
+    @property
+    def usage_path(self) -> Path:
+        """SQLite file of requests and tokens by key and team."""
+        return self.state_dir / "usage.sqlite"
 
     @property
     def traces_path(self) -> Path:

@@ -165,6 +165,12 @@ GATEWAY: tuple[Metric, ...] = (
     Metric("tokenline_inflight_requests", "gauge", "Requests now at each upstream.", ("upstream",)),
     Metric("tokenline_rejections_total", "counter", "Requests refused by the gateway.", ("reason",)),
     Metric("tokenline_upstream_up", "gauge", "1 when the upstream's last health check passed.", ("upstream",)),
+    Metric(
+        "tokenline_breaker_state",
+        "gauge",
+        "Breaker of each upstream: 0 closed, 1 half open, 2 open (the worst of all workers).",
+        ("upstream",),
+    ),
     Metric("tokenline_attempts_total", "counter", "Attempts at upstreams by result.", ("upstream", "result")),
     Metric(
         "tokenline_timing_anomalies_total",

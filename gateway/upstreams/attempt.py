@@ -69,6 +69,12 @@ def _named(connection: str) -> frozenset[str]:
     return frozenset(token.strip().lower() for token in connection.split(",")) if connection else frozenset()
 
 
+def retry_after(response: aiohttp.ClientResponse) -> float | None:
+    """The upstream's own wish, in whole seconds up to a day; its other form, a date, is not read."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) <= 5 else None
+
+
 def connection_error(error: aiohttp.ClientError | OSError, upstream: str) -> tuple[str, ApiError]:
     """(short name for the attempt, what the client is told). Addresses and paths stay inside."""
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientConnectorDNSError):

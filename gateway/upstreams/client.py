@@ -48,6 +48,13 @@ class UpstreamClient:
             allow_redirects=False,
         )
 
+    async def check(self, upstream: Upstream) -> int:
+        """Status of its health path. Raises aiohttp.ClientError or OSError."""
+        headers = {"authorization": f"Bearer {upstream.api_key}"} if upstream.api_key else {}
+        url = f"{upstream.base_url}{upstream.health_path}"
+        async with self._session(upstream).get(url, headers=headers, allow_redirects=False) as response:
+            return response.status
+
     def _session(self, upstream: Upstream) -> aiohttp.ClientSession:
         session = self._sessions.get(upstream.name)
         if session is None:
@@ -73,15 +80,17 @@ class UpstreamClient:
 
     def _marks(self) -> aiohttp.TraceConfig:
         async def opened(_session: object, context: Any, _params: object) -> None:
-            sending: _Sending = context.trace_request_ctx
-            sending.attempt.connected = self._clock.mono_ns()
-            sending.deadlines.enter(Phase.FIRST_BYTE)
+            sending: _Sending | None = context.trace_request_ctx
+            if sending is not None:  # a health check has none
+                sending.attempt.connected = self._clock.mono_ns()
+                sending.deadlines.enter(Phase.FIRST_BYTE)
 
         async def reused(_session: object, context: Any, _params: object) -> None:
-            sending: _Sending = context.trace_request_ctx
-            sending.attempt.reused = True
-            sending.attempt.connected = sending.attempt.connect_start
-            sending.deadlines.enter(Phase.FIRST_BYTE)
+            sending: _Sending | None = context.trace_request_ctx
+            if sending is not None:
+                sending.attempt.reused = True
+                sending.attempt.connected = sending.attempt.connect_start
+                sending.deadlines.enter(Phase.FIRST_BYTE)
 
         config = aiohttp.TraceConfig()
         config.on_connection_create_end.append(opened)

@@ -6,6 +6,7 @@ import asyncio
 from enum import StrEnum
 from types import TracebackType
 
+from gateway.upstreams.router import UpstreamLimits
 from protocol.errors import ApiError
 from settings.schema import ServerSettings
 
@@ -17,6 +18,8 @@ class Phase(StrEnum):
     FIRST_BYTE = "first_byte"
     IDLE = "idle"
     TOTAL = "total"
+    HEALTH = "health"
+    """Struck: health checks found the upstream down while the request waited for its first byte."""
     WRITE = "client_write"
     """Not the upstream's: the client takes nothing of what waits for it."""
 
@@ -27,6 +30,7 @@ _WHAT = {
     Phase.IDLE: "went silent",
     Phase.TOTAL: "was not done",
     Phase.WRITE: "could not be passed on",
+    Phase.HEALTH: "failed its health checks while the request waited",
 }
 
 
@@ -36,12 +40,12 @@ class Deadlines:
     `enter(phase)` is called for every event, so it only notes the new end; the timer looks at it when it fires.
     """
 
-    def __init__(self, limits: ServerSettings, total_at: float) -> None:
+    def __init__(self, limits: ServerSettings, total_at: float, own: UpstreamLimits) -> None:
         self._loop = asyncio.get_running_loop()
         self._seconds = {
-            Phase.CONNECT: limits.connect_timeout_seconds,
-            Phase.FIRST_BYTE: limits.first_byte_timeout_seconds,
-            Phase.IDLE: limits.idle_timeout_seconds,
+            Phase.CONNECT: own.connect or limits.connect_timeout_seconds,
+            Phase.FIRST_BYTE: own.first_byte or limits.first_byte_timeout_seconds,
+            Phase.IDLE: own.idle or limits.idle_timeout_seconds,
             Phase.TOTAL: limits.request_timeout_seconds,
             Phase.WRITE: limits.client_write_timeout_seconds,
         }
@@ -66,6 +70,15 @@ class Deadlines:
         if self._timer is not None and ends_at < self._timer.when():
             self._timer.cancel()
             self._arm()
+
+    def strike(self) -> None:
+        """Ends the block now: the upstream is down."""
+        self.phase = Phase.HEALTH
+        self.is_client_slow = False
+        self._ends_at = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._fire()
 
     async def __aenter__(self) -> Deadlines:
         self._task = asyncio.current_task()
@@ -94,7 +107,10 @@ class Deadlines:
             self._task.cancel()
 
     def error(self, upstream: str) -> ApiError:
-        """The 504 that names the phase and the setting that limits it."""
+        """The 504 that names the phase and the setting that limits it; of one that was struck, a 503."""
+        if self.phase is Phase.HEALTH:
+            text = f"The upstream {upstream!r} {_WHAT[self.phase]} (stage: first byte)."
+            return ApiError(503, "upstream_unavailable", text, retry_after=2)
         setting = "request_timeout_seconds" if self.phase is Phase.TOTAL else f"{self.phase}_timeout_seconds"
         return ApiError(
             504,

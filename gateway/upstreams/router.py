@@ -13,6 +13,14 @@ from settings import Settings
 from settings.schema import ENGINE_UPSTREAM
 
 
+class UpstreamLimits(msgspec.Struct, frozen=True):
+    """Time limits of an upstream's own, seconds; None: the server's."""
+
+    connect: float | None = None
+    first_byte: float | None = None
+    idle: float | None = None
+
+
 class Upstream(msgspec.Struct, frozen=True):
     """A server that answers requests."""
 
@@ -21,6 +29,9 @@ class Upstream(msgspec.Struct, frozen=True):
     """http(s) URL that a surface's path is appended to, without a final slash."""
     unix_socket: str | None = None
     api_key: str | None = None
+    health_path: str | None = "/models"
+    """Below base_url; None: not checked."""
+    limits: UpstreamLimits = UpstreamLimits()
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -29,13 +40,18 @@ class Target(msgspec.Struct, frozen=True):
     upstream: Upstream
     model: str
     """The upstream's own name of it."""
+    weight: float = 1.0
+    priority: int = 0
+    """Lower ones are tried first."""
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A public model and its targets, in the order in which they are tried."""
+    """A public model and its targets."""
 
     model: str
     targets: tuple[Target, ...]
+    affinity: bool = False
+    """Requests that begin alike prefer the same target."""
 
 
 class Router:
@@ -48,6 +64,17 @@ class Router:
     def models(self) -> list[str]:
         """Every public model name, in the order of the configuration."""
         return list(self._routes)
+
+    @property
+    def upstreams(self) -> list[Upstream]:
+        """Every upstream that some model leads to."""
+        found = {t.upstream.name: t.upstream for route in self._routes.values() for t in route.targets}
+        return list(found.values())
+
+    @property
+    def checked(self) -> list[Upstream]:
+        """Those whose health is asked for."""
+        return [upstream for upstream in self.upstreams if upstream.health_path]
 
     def choose(self, model: str) -> Route:
         """The route of a model. Raises ApiError 404 with the nearest names."""
@@ -90,11 +117,16 @@ def router_from(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
             base_url=(entry.url or "http://localhost/v1").rstrip("/"),
             unix_socket=entry.unix_socket,
             api_key=environ[entry.api_key_env] if entry.api_key_env else None,
+            health_path=entry.health_path or None,
+            limits=UpstreamLimits(
+                entry.connect_timeout_seconds, entry.first_byte_timeout_seconds, entry.idle_timeout_seconds
+            ),
         )
     for model in settings.models:
         targets = []
         for target in model.targets:
             own_name = settings.engine_model_name if target.upstream == ENGINE_UPSTREAM else model.name
-            targets.append(Target(upstreams[target.upstream], target.model or own_name))
-        routes.append(Route(model.name, tuple(targets)))
+            upstream = upstreams[target.upstream]
+            targets.append(Target(upstream, target.model or own_name, target.weight, target.priority))
+        routes.append(Route(model.name, tuple(targets), model.affinity == "prefix"))
     return Router(tuple(routes))

@@ -76,8 +76,16 @@ class Upstream:
         self.cancelled = asyncio.Event()
         self.asked = asyncio.Event()
         self.url = ""
+        self.checks = 0
+        """Health checks so far."""
+        self.is_frozen = False
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            self.checks += 1
+            if self.is_frozen:
+                await asyncio.sleep(60)
+            return web.json_response({"data": []})
         self.bodies.append(await request.read())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.asked.set()
@@ -171,8 +179,13 @@ async def rig(
     names: tuple[str, ...] = ("a",),
     server: dict[str, object] | None = None,
     dead: tuple[str, ...] = (),
+    health_path: str = "",
+    affinity: str = "none",
 ) -> AsyncIterator[Rig]:
-    """A running rig. Model `m` goes to every upstream in turn, model `alias` to `real-name` at the first."""
+    """A running rig. Model `m` goes to every upstream in turn, model `alias` to `real-name` at the first.
+
+    No health checks unless a path is given: an upstream remembers all that it is asked.
+    """
     upstreams = {name: Upstream() for name in names}
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -189,11 +202,16 @@ async def rig(
         server=ServerSettings(port=port, api_key=KEY, **(server or {})),
         engine=EngineSettings(backend="none"),
         upstreams=tuple(
-            [UpstreamSettings(name=name, url=dead_url) for name in dead]
-            + [UpstreamSettings(name=name, url=upstream.url) for name, upstream in upstreams.items()]
+            [UpstreamSettings(name=name, url=dead_url, health_path=health_path) for name in dead]
+            + [
+                UpstreamSettings(name=name, url=upstream.url, health_path=health_path)
+                for name, upstream in upstreams.items()
+            ]
         ),
         models=(
-            RouteSettings(name="m", targets=tuple(TargetSettings(upstream=name) for name in (*dead, *names))),
+            RouteSettings(
+                name="m", affinity=affinity, targets=tuple(TargetSettings(upstream=name) for name in (*dead, *names))
+            ),
             RouteSettings(name="alias", targets=(TargetSettings(upstream=names[0], model="real-name"),)),
         ),
     )

@@ -183,5 +183,5 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_not_called_a_slow_upst
         assert (ledger.outcome, ledger.error_code) == (Outcome.CLIENT_CANCELLED, "client_too_slow")
         assert ledger.backpressure_ns > 0.2e9
         await r.upstream.cancelled.wait()
-        assert r.worker._inflight == {"a": 0}
+        assert r.worker._state(0).inflight == {"a": 0}
         writer.close()

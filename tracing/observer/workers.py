@@ -37,6 +37,7 @@ class Workers:
         self._clock = clock
         self._inflight = gauges["tokenline_inflight_requests"]
         self._queue_depth = gauges["tokenline_queue_depth"]
+        self._breaker_state = gauges["tokenline_breaker_state"]
         self._oldest_waiting = gauges["tokenline_oldest_waiting_seconds"]
         self._upstreams = Bounded(max_names)
         self._models = Bounded(max_names)
@@ -68,6 +69,7 @@ class Workers:
         """
         live = self.live()
         self._publish_inflight(live)
+        self._publish_breakers(live)
         self._publish_waiting(live)
 
     def _publish_waiting(self, live: list[WorkerState]) -> None:
@@ -81,6 +83,15 @@ class Workers:
         for name, seconds in ages.items():
             self._oldest_waiting.labels(name).set(seconds)
         self._waited = set(ages)
+
+    def _publish_breakers(self, live: list[WorkerState]) -> None:
+        worst: dict[str, int] = {}
+        for state in live:
+            for upstream, breaker in state.breakers.items():
+                (name,) = self._upstreams.keep(upstream)
+                worst[name] = max(worst.get(name, 0), breaker)
+        for name, breaker in worst.items():
+            self._breaker_state.labels(name).set(breaker)
 
     def _publish_inflight(self, live: list[WorkerState]) -> None:
         sums = dict.fromkeys(self._published, 0)

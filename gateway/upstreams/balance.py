@@ -1,0 +1,116 @@
+"""Balancing: which of a model's targets is asked first, and which come after it.
+
+Among targets of one priority, the one with the least expected wait: requests outstanding there times what its first
+token took lately, by weight. With affinity, requests with the same beginning prefer the same target, so that its KV
+cache is hit, unless it has much more to do than the others.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+
+from gateway.upstreams.breaker import Breaker
+from gateway.upstreams.router import Route, Target, Upstream
+from protocol.errors import ApiError
+from tracing.clock import Clock
+
+EWMA_WEIGHT = 0.2
+"""Of the newest TTFT."""
+AFFINITY_BYTES = 1024
+AFFINITY_SLACK = 4
+"""Requests that the preferred target may have more than the least loaded one."""
+MAX_COOLING_SECONDS = 60.0
+
+
+class Upkeep:
+    """What is known of one upstream while the worker lives."""
+
+    def __init__(self, clock: Clock, source: random.Random) -> None:
+        self._clock = clock
+        self.breaker = Breaker(clock, source)
+        self.outstanding = 0
+        self.ttft_seconds: float | None = None
+        """Exponentially weighted mean of TTFT (whole answers: of the time to their headers)."""
+        self._cool_until_ns = 0
+        self.strikers: dict[int, Callable[[], None]] = {}
+        """What ends each attempt that runs there, if its client has nothing yet."""
+
+    def strike(self) -> None:
+        """Health checks say that it is down: who waits there for a first byte need not wait longer."""
+        for strike in list(self.strikers.values()):
+            strike()
+
+    def saw_first_token(self, seconds: float) -> None:
+        """A new sample of how long it takes."""
+        old = self.ttft_seconds
+        self.ttft_seconds = seconds if old is None else old + EWMA_WEIGHT * (seconds - old)
+
+    def cool(self, seconds: float) -> None:
+        """It asked to be left alone (429 with Retry-After)."""
+        self._cool_until_ns = self._clock.mono_ns() + round(min(seconds, MAX_COOLING_SECONDS) * 1e9)
+
+    @property
+    def is_cooling(self) -> bool:
+        """Whether that time is not over."""
+        return self._clock.mono_ns() < self._cool_until_ns
+
+
+class Balancer:
+    """Orders a route's targets for one request. One per worker; knows every upstream's state."""
+
+    def __init__(self, clock: Clock, source: random.Random) -> None:
+        self._clock = clock
+        self._source = source
+        self._upkeep: dict[str, Upkeep] = {}
+
+    def of(self, upstream: Upstream) -> Upkeep:
+        """The state of an upstream."""
+        found = self._upkeep.get(upstream.name)
+        if found is None:
+            found = self._upkeep[upstream.name] = Upkeep(self._clock, self._source)
+        return found
+
+    @property
+    def upkeep(self) -> dict[str, Upkeep]:
+        """Every upstream that was ever asked for, by name."""
+        return self._upkeep
+
+    def order(self, route: Route, prefix: bytes = b"") -> list[Target]:
+        """The targets to try, best first. Raises ApiError 503 when every breaker is open."""
+        usable = [target for target in route.targets if self.of(target.upstream).breaker.can_try()]
+        if not usable:
+            raise self._none_usable(route)
+        if len(usable) == 1:
+            return usable
+        preferred = self._preferred(route, usable, prefix) if route.affinity and prefix else None
+        return sorted(usable, key=lambda target: self._rank(target, preferred))
+
+    def _rank(self, target: Target, preferred: Target | None) -> tuple[bool, int, bool, float]:
+        upkeep = self.of(target.upstream)
+        return upkeep.is_cooling, target.priority, target is not preferred, self._expected_wait(target)
+
+    def _expected_wait(self, target: Target) -> float:
+        upkeep = self.of(target.upstream)
+        # An upstream that nobody has measured yet is worth a try.
+        return (upkeep.outstanding + 1) * (upkeep.ttft_seconds or 0.001) / target.weight
+
+    def _preferred(self, route: Route, usable: list[Target], prefix: bytes) -> Target | None:
+        """By rendezvous hashing: a target that comes or goes moves only its own share of prefixes."""
+        first = min(target.priority for target in usable)
+        candidates = [target for target in usable if target.priority == first]
+        key = zlib.crc32(prefix[:AFFINITY_BYTES])
+        best = max(candidates, key=lambda target: zlib.crc32(target.upstream.name.encode(), key))
+        least = min(self.of(target.upstream).outstanding for target in candidates)
+        return best if self.of(best.upstream).outstanding <= least + AFFINITY_SLACK else None
+
+    def _none_usable(self, route: Route) -> ApiError:
+        waits = [self.of(target.upstream).breaker.opens_in_seconds for target in route.targets]
+        names = ", ".join(repr(target.upstream.name) for target in route.targets)
+        return ApiError(
+            503,
+            "upstream_unavailable",
+            f"No upstream of {route.model!r} can be asked now: {names} failed repeatedly (stage: connect).",
+            retry_after=max(1.0, min(waits)),
+        )

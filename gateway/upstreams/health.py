@@ -1,0 +1,62 @@
+"""Active health checks by the relay itself: an upstream that is dead or frozen is left before a request finds out.
+
+Any answer below 500 is healthy: a 404 of a path that the server lacks, or a 401, comes from a server that works. When
+the checks of an upstream fail, attempts that wait there for their first byte are struck, so that they go elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import aiohttp
+
+from gateway.upstreams.balance import Balancer, Upkeep
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.router import Upstream
+
+INTERVAL_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0
+FAILURES_TO_HOLD = 2
+
+log = logging.getLogger("tokenline.upstreams")
+
+
+class HealthChecks:
+    """One task for each upstream, as long as it is configured."""
+
+    def __init__(self, balancer: Balancer, client: UpstreamClient) -> None:
+        self._balancer = balancer
+        self._client = client
+
+    async def run(self, upstreams: Iterable[Upstream]) -> None:
+        """Checks these until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for upstream in upstreams:
+                group.create_task(self._watch(upstream, self._balancer.of(upstream)))
+
+    async def _watch(self, upstream: Upstream, upkeep: Upkeep) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(INTERVAL_SECONDS)
+            problem = await self._problem(upstream)
+            failures = failures + 1 if problem else 0
+            if failures == FAILURES_TO_HOLD:
+                log.warning("upstream %s is down: %s", upstream.name, problem)
+                upkeep.breaker.hold_open(True)
+                upkeep.strike()
+            elif not failures and upkeep.breaker.is_held_open:
+                log.warning("upstream %s answers again", upstream.name)
+                upkeep.breaker.hold_open(False)
+
+    async def _problem(self, upstream: Upstream) -> str | None:
+        """What is wrong with it; None when it answers."""
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                status = await self._client.check(upstream)
+        except TimeoutError:
+            return f"no answer within {TIMEOUT_SECONDS:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return type(error).__name__
+        return f"status {status}" if status >= 500 else None
