@@ -11,13 +11,14 @@ import random
 import zlib
 from collections.abc import Callable
 
-from gateway.upstreams.breaker import Breaker
+from gateway.upstreams.breaker import Breaker, BreakerState
 from gateway.upstreams.router import Route, Target, Upstream
 from protocol.errors import ApiError
 from tracing.clock import Clock
 
 EWMA_WEIGHT = 0.2
 """Of the newest TTFT."""
+FORGET_SECONDS = 10.0
 AFFINITY_BYTES = 1024
 AFFINITY_SLACK = 4
 """Requests that the preferred target may have more than the least loaded one."""
@@ -31,8 +32,8 @@ class Upkeep:
         self._clock = clock
         self.breaker = Breaker(clock, source)
         self.outstanding = 0
-        self.ttft_seconds: float | None = None
-        """Exponentially weighted mean of TTFT (whole answers: of the time to their headers)."""
+        self._ttft_seconds: float | None = None
+        self._sampled_ns = 0
         self._cool_until_ns = 0
         self.strikers: dict[int, Callable[[], None]] = {}
         """What ends each attempt that runs there, if its client has nothing yet."""
@@ -44,8 +45,20 @@ class Upkeep:
 
     def saw_first_token(self, seconds: float) -> None:
         """A new sample of how long it takes."""
-        old = self.ttft_seconds
-        self.ttft_seconds = seconds if old is None else old + EWMA_WEIGHT * (seconds - old)
+        old = self._ttft_seconds
+        self._ttft_seconds = seconds if old is None else old + EWMA_WEIGHT * (seconds - old)
+        self._sampled_ns = self._clock.mono_ns()
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Exponentially weighted mean of TTFT (whole answers: of the time to their headers).
+
+        It halves in every FORGET_SECONDS without a sample, so that one that was slow once is tried again.
+        """
+        if self._ttft_seconds is None:
+            return None
+        age_seconds = (self._clock.mono_ns() - self._sampled_ns) / 1e9
+        return self._ttft_seconds * 0.5 ** (age_seconds / FORGET_SECONDS)
 
     def cool(self, seconds: float) -> None:
         """It asked to be left alone (429 with Retry-After)."""
@@ -87,9 +100,11 @@ class Balancer:
         preferred = self._preferred(route, usable, prefix) if route.affinity and prefix else None
         return sorted(usable, key=lambda target: self._rank(target, preferred))
 
-    def _rank(self, target: Target, preferred: Target | None) -> tuple[bool, int, bool, float]:
+    def _rank(self, target: Target, preferred: Target | None) -> tuple[bool, bool, int, bool, float]:
         upkeep = self.of(target.upstream)
-        return upkeep.is_cooling, target.priority, target is not preferred, self._expected_wait(target)
+        # A half-open breaker gets its one trial at once: nobody would learn otherwise that it is well again.
+        is_settled = upkeep.breaker.state is not BreakerState.HALF_OPEN
+        return is_settled, upkeep.is_cooling, target.priority, target is not preferred, self._expected_wait(target)
 
     def _expected_wait(self, target: Target) -> float:
         upkeep = self.of(target.upstream)

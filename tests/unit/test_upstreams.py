@@ -106,6 +106,32 @@ def test_the_least_expected_wait_comes_first(balancer: Balancer) -> None:
     assert names(balancer.order(route)) == ["b", "a"]
 
 
+def test_one_that_was_slow_is_tried_again_after_a_while() -> None:
+    clock = FakeClock()
+    balancer = Balancer(clock, random.Random(1))
+    route = Route("m", targets("a", "b"))
+    a, b = (balancer.of(target.upstream) for target in route.targets)
+    a.saw_first_token(0.8)
+    b.saw_first_token(0.1)
+    assert names(balancer.order(route)) == ["b", "a"]
+    clock.advance_ms(40_000)
+    b.saw_first_token(0.1)
+    assert names(balancer.order(route)) == ["a", "b"]
+
+
+def test_a_breaker_that_may_be_tried_gets_its_trial_first() -> None:
+    clock = FakeClock()
+    balancer = Balancer(clock, random.Random(1))
+    route = Route("m", targets("a", priority=1) + targets("b"))
+    breaker = balancer.of(route.targets[0].upstream).breaker
+    open_up(breaker)
+    assert names(balancer.order(route)) == ["b"]
+    clock.advance_ms(breaker.opens_in_seconds * 1e3 + 1)
+    assert names(balancer.order(route)) == ["a", "b"]
+    breaker.tried()
+    assert names(balancer.order(route)) == ["b"]
+
+
 def test_weight_and_priority_are_heeded(balancer: Balancer) -> None:
     heavy = Route("m", targets("a", weight=1) + targets("b", weight=4))
     assert names(balancer.order(heavy)) == ["b", "a"]
