@@ -34,8 +34,8 @@ class CallParser(Protocol):
 
 class _Written(msgspec.Struct, frozen=True):
     name: str
-    arguments: msgspec.Raw | None = None
-    parameters: msgspec.Raw | None = None
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
 _decode = msgspec.json.Decoder(_Written).decode
@@ -47,8 +47,7 @@ def _call(text: str) -> Call | None:
         written = _decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return None
-    raw = written.arguments if written.arguments is not None else written.parameters
-    arguments = bytes(raw).decode() if raw is not None else "{}"
+    arguments = bytes(written.arguments or written.parameters or b"{}").decode()
     if arguments.startswith('"'):
         arguments = msgspec.json.decode(arguments, type=str)
     return Call(written.name, arguments) if arguments.lstrip().startswith("{") else None
