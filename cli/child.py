@@ -8,6 +8,7 @@ standard output takes one line that says why this process could not go on; print
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 import logging
@@ -80,10 +81,10 @@ def _set_parent_death_signal(number: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _run_worker(settings: Settings) -> None:
+def _run_worker(settings: Settings, number: int = 0) -> None:
     from gateway.worker import run_worker
 
-    run_worker(settings, worker=0)
+    run_worker(settings, worker=number)
 
 
 def _run_observer(settings: Settings) -> None:
@@ -162,9 +163,11 @@ def run_role(role: Callable[[Settings], None], control: Control) -> int:
 
 
 def main(argv: Sequence[str] = tuple(sys.argv)) -> int:
-    """ROLE and the supervisor's pid."""
+    """ROLE (of the workers after the first: worker:NUMBER) and the supervisor's pid."""
     _, role, parent_pid = argv
-    return run_role(ROLES[role], Control(int(parent_pid)))
+    name, _, number = role.partition(":")
+    run = functools.partial(_run_worker, number=int(number)) if number else ROLES[name]
+    return run_role(run, Control(int(parent_pid)))
 
 
 if __name__ == "__main__":

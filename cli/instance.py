@@ -119,14 +119,18 @@ def _check_engine(loaded: Loaded) -> tuple[str, ...]:
 
 
 def _processes(settings: Settings, *, with_engine: bool) -> list[Process]:
-    """In the order in which they are ended: the worker while all it needs is there, the observer when all is told."""
+    """In the order in which they are ended: workers while all they need is there, the observer when all is told."""
     server = settings.server
-    worker = Process(
-        "gateway worker",
-        "worker",
-        Probe(loopback_url(server.host, server.port, "/healthz")),
-        server.drain_seconds + GRACE_SECONDS,
-    )
+    scheme = "https" if server.tls_cert else "http"
+    workers = [
+        Process(
+            f"gateway worker {number}" if number else "gateway worker",
+            f"worker:{number}" if number else "worker",
+            Probe(loopback_url(server.host, server.port, "/healthz", scheme=scheme)),
+            server.drain_seconds + GRACE_SECONDS,
+        )
+        for number in range(server.workers)
+    ]
     engine = Process(
         "engine",
         "engine",
@@ -136,7 +140,7 @@ def _processes(settings: Settings, *, with_engine: bool) -> list[Process]:
     observer = Process(
         "observer", "observer", Probe(loopback_url(server.ops_host, server.ops_port, "/readyz")), GRACE_SECONDS
     )
-    return [worker, engine, observer] if with_engine else [worker, observer]
+    return [*workers, engine, observer] if with_engine else [*workers, observer]
 
 
 def _run(settings: Settings, processes: Sequence[Process], announce_ready: Callable[[], None]) -> None:

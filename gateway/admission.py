@@ -13,8 +13,9 @@ class Admission:
     """`await enter()` takes a place, `leave()` gives it back: to who has waited longest, if anybody waits."""
 
     def __init__(self, limits: ServerSettings) -> None:
-        self._limit = limits.max_concurrent_requests
-        self._queue_size = limits.queue_size
+        # A worker's share of the host's; together they may be a few over it, never under.
+        self._limit = -(-limits.max_concurrent_requests // limits.workers)
+        self._queue_size = -(-limits.queue_size // limits.workers)
         self._queue_seconds = limits.queue_timeout_ms / 1e3
         self._queue: deque[asyncio.Future[None]] = deque()
         self.inflight = 0

@@ -25,6 +25,8 @@ def check_consistent(settings: Settings) -> None:
     for number, upstream in enumerate(settings.upstreams):
         _check_upstream(f"upstreams.{number} ({upstream.name})", upstream)
     _check_targets(settings)
+    _check_plans(settings)
+    _check_redis(settings)
     if settings.tracing.record_content:
         raise SettingsError(
             "tracing.record_content = true: prompts and answers are never recorded in this version; set it to false"
@@ -35,6 +37,7 @@ def check_startable(settings: Settings, environ: Mapping[str, str] = os.environ)
     """Raises SettingsError when the gateway's side loads but can't be run here."""
     check_base_url_port(settings)
     _check_listeners(settings)
+    _check_tls(settings)
     _check_otlp_token(settings)
     for upstream in settings.upstreams:
         if upstream.api_key_env and not environ.get(upstream.api_key_env):
@@ -118,6 +121,16 @@ def check_base_url_port(settings: Settings) -> None:
         )
 
 
+def _check_tls(settings: Settings) -> None:
+    server = settings.server
+    if (server.tls_cert is None) != (server.tls_key is None):
+        missing = "tls_key" if server.tls_key is None else "tls_cert"
+        raise SettingsError(f"server.{missing} is missing: HTTPS needs both tls_cert and tls_key")
+    for name, file in (("tls_cert", server.tls_cert), ("tls_key", server.tls_key)):
+        if file is not None and not os.access(file, os.R_OK):
+            raise SettingsError(f"server.{name} = {str(file)!r}: there is no such file, or it can't be read")
+
+
 def _check_listeners(settings: Settings) -> None:
     listeners = listeners_of(settings)
     for number, (key, _, port) in enumerate(listeners):
@@ -173,6 +186,21 @@ def _check_upstream(where: str, upstream: UpstreamSettings) -> None:
         raise SettingsError(f"{where}: exactly one of url and unix_socket is needed; {found}")
     if upstream.url is not None:
         _split(f"{where}: url", upstream.url)
+
+
+def _check_plans(settings: Settings) -> None:
+    plan = settings.keys.default_plan
+    if plan is not None and plan not in settings.plans:
+        there = ", ".join(settings.plans) or "none is defined"
+        raise SettingsError(f"keys.default_plan = {plan!r}: there is no [plans.{plan}] ({there})")
+
+
+def _check_redis(settings: Settings) -> None:
+    if settings.redis.url is None:
+        return
+    scheme = settings.redis.url.get_secret_value().partition("://")[0]
+    if scheme not in ("redis", "rediss", "unix"):
+        raise SettingsError("redis.url: must begin with redis://, rediss:// (TLS) or unix://")
 
 
 def _check_targets(settings: Settings) -> None:

@@ -35,8 +35,14 @@ class ServerSettings(Section):
     ops_port: int = Field(9464, ge=1, le=65535, description="Port of the ops listener.")
     otlp_host: str = Field("127.0.0.1", description="Address of the OTLP/HTTP receiver for engine spans.")
     otlp_port: int = Field(4318, ge=1, le=65535, description="Port of the OTLP/HTTP receiver.")
+    workers: int = Field(1, ge=1, le=256, description="Relay workers that share the port, each on a core of its own.")
+    tls_cert: Path | None = Field(None, description="PEM file of the certificate chain; with tls_key, HTTPS is served.")
+    tls_key: Path | None = Field(None, description="PEM file of its private key.")
     max_concurrent_requests: int = Field(
-        1024, ge=1, description="Requests in flight in this gateway; one more is refused with 429 queue_full."
+        1024,
+        ge=1,
+        description="Requests in flight on this host, shared out over the workers; beyond it a request waits in "
+        "queue_size, or is refused with 429 queue_full.",
     )
     queue_size: int = Field(
         0, ge=0, description="Requests that may wait for a place in flight; 0: over the limit is refused at once."
@@ -66,8 +72,8 @@ class EngineSettings(Section):
 
     backend: Literal["tokenline", "vllm", "none"] = Field(
         "tokenline",
-        description="tokenline: our engine runs beside the gateway. vllm: `vllm serve` does, with these settings as its "
-        "flags (docs/vllm.md). none: upstreams only.",
+        description="tokenline: our engine runs beside the gateway. vllm: `vllm serve` does, with these settings as "
+        "its flags (docs/vllm.md). none: upstreams only.",
     )
     model: str = Field(
         DEMO_MODEL,
@@ -223,7 +229,7 @@ class RedisSettings(Section):
     )
     on_outage: Literal["local", "refuse"] = Field(
         "local",
-        description="While Redis is dead or frozen. local: each gateway limits by itself. refuse: limited keys get 503.",
+        description="While Redis is dead or frozen. local: a gateway limits by itself. refuse: limited keys get 503.",
     )
 
 
@@ -325,7 +331,8 @@ class Settings(BaseModel):
         if self.server.base_url:
             return self.server.base_url.rstrip("/")
         host = "127.0.0.1" if self.server.host in ("0.0.0.0", "::") else self.server.host  # noqa: S104
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.server.port}/api"
+        scheme = "https" if self.server.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.server.port}/api"
 
     @property
     def otlp_endpoint(self) -> str:
