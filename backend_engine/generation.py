@@ -84,7 +84,8 @@ class Generation:
     # -- text --------------------------------------------------------------------------------------------------------
 
     def take(self, choice: Choice, text: Text) -> bool:
-        """Takes new text of a choice. True when its end was found in the text, so the core must be told."""
+        """Takes new text of a choice. True when the core must be told to end it, or, after an error, all that it still
+        has."""
         if self.is_over or choice.end is not None:
             return False
         record, finished = self.record, choice.finished
@@ -94,7 +95,7 @@ class Generation:
             record.last_token_ns = max(text.last_token_ns, record.last_token_ns or 0)
         if text.end == "error":
             self.fail(_failure(finished))
-            return finished is None
+            return bool(self.unfinished)
         if text.end is not None:
             choice.end = text.end
             self._open -= 1

@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
+from backend_engine.core.messages import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from backend_engine.fields import Fields, flag, integer, invalid, number, positive, shown, unsupported
 
 MAX_STOPS = 16
 MAX_STOP_LETTERS = 256
 MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
-MAX_BIASES = 1024
 MAX_REPETITION_PENALTY = 10.0
 _LARGEST = 2**31 - 1
 _SEEDS = (-(2**63), 2**63 - 1)
@@ -77,7 +76,7 @@ def parse_parameters(fields: Fields, *, is_chat: bool) -> Parameters:
         presence_penalty=number(fields, "presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=number(fields, "frequency_penalty", 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(fields.get("logit_bias")),
-        logprobs=_chat_logprobs(fields) if is_chat else integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS),
+        logprobs=_chat_logprobs(fields) if is_chat else integer(fields, "logprobs", 0, MAX_LOGPROBS),
         seed=integer(fields, "seed", *_SEEDS),
         stops=_stops(fields.get("stop")),
         stop_token_ids=_token_ids(fields),
@@ -107,7 +106,7 @@ def _choices(fields: Fields) -> int:
 
 def _chat_logprobs(fields: Fields) -> int | None:
     wanted = flag(fields, "logprobs")
-    top = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    top = integer(fields, "top_logprobs", 0, MAX_LOGPROBS)
     if wanted:
         return top or 0
     if top:
@@ -120,8 +119,8 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         return ()
     if not isinstance(value, dict):
         raise invalid("logit_bias", f"'logit_bias' must be an object of token ids and numbers, not {shown(value)}.")
-    if len(value) > MAX_BIASES:
-        raise invalid("logit_bias", f"'logit_bias' may hold at most {MAX_BIASES} tokens, not {len(value)}.")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise invalid("logit_bias", f"'logit_bias' may hold at most {MAX_LOGIT_BIAS} tokens, not {len(value)}.")
     found = {}
     for name, bias in value.items():
         if not (name.isascii() and name.isdecimal()) or int(name) > _LARGEST:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from backend_engine.core.messages import Ready, Sampling
+from backend_engine.core.messages import MAX_STOP_TOKEN_IDS, Ready, Sampling
 from backend_engine.fields import invalid, unsupported
 from backend_engine.parameters import Parameters
 from backend_engine.requests import GenerationRequest
@@ -44,6 +44,12 @@ def check_request(request: GenerationRequest, limits: Limits, tool_format: str |
                 f"'{field}' is not built in the core that serves this model. Leave it out, or use another upstream.",
             )
     check_token_ids(list(parameters.stop_token_ids), "stop_token_ids", limits.vocab_size)
+    stop_ids = _stop_ids(parameters, limits)
+    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+        raise invalid(
+            "stop_token_ids",
+            f"'stop_token_ids' and the model's own make {len(stop_ids)}, and at most {MAX_STOP_TOKEN_IDS} are possible.",
+        )
     check_token_ids([token for token, _ in parameters.logit_bias], "logit_bias", limits.vocab_size)
     if isinstance(request.source, Prompt) and request.source.tokens is not None:
         check_token_ids(request.source.tokens, "prompt", limits.vocab_size)
@@ -62,6 +68,11 @@ def check_request(request: GenerationRequest, limits: Limits, tool_format: str |
             param, f"This '{param}' needs constrained sampling, which is not built in the core that serves this model."
         )
     return grammar
+
+
+def _stop_ids(parameters: Parameters, limits: Limits) -> tuple[int, ...]:
+    eos = () if parameters.ignore_eos else limits.eos_token_ids
+    return tuple(dict.fromkeys((*eos, *parameters.stop_token_ids)))
 
 
 def check_prompt(tokens: list[int], param: str, limits: Limits) -> None:
@@ -95,14 +106,13 @@ def sampling_for(
     room = limits.max_model_len - prompt_tokens
     asked = [limit for limit in (parameters.max_tokens, limits.max_tokens) if limit is not None]
     max_tokens = min([room, *asked])
-    eos = () if parameters.ignore_eos else limits.eos_token_ids
     return Sampling(
         max_tokens=max_tokens,
         temperature=parameters.temperature,
         top_p=parameters.top_p,
         top_k=min(parameters.top_k, limits.vocab_size),
         seed=None if parameters.seed is None else (parameters.seed + choice) & _POSITIVE_64,
-        stop_token_ids=tuple(dict.fromkeys((*eos, *parameters.stop_token_ids))),
+        stop_token_ids=_stop_ids(parameters, limits),
         min_p=parameters.min_p,
         repetition_penalty=parameters.repetition_penalty,
         presence_penalty=parameters.presence_penalty,

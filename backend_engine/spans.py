@@ -114,6 +114,8 @@ class SpanWriter:
             attributes=_request_attributes(record, self._model) | {semconv.TIMINGS: self._report(record)},
             start_time=record.received_ns + offset,
         )
+        for taken_ns in record.finished.preempted_at_ns if record.finished is not None else ():
+            request_span.add_event(semconv.EVENT_PREEMPTED, timestamp=taken_ns + offset)
         if record.error is not None and record.outcome != OK:
             request_span.set_status(Status(StatusCode.ERROR, record.error.code))
         below = set_span_in_context(request_span)

@@ -84,3 +84,5 @@ SPAN_PREFILL: Final = "prefill"
 SPAN_DECODE: Final = "decode"
 SPAN_DETOKENIZE: Final = "detokenize"
 ENGINE_CHILDREN: Final = (SPAN_TOKENIZE, SPAN_QUEUE, SPAN_PREFILL, SPAN_DECODE, SPAN_DETOKENIZE)
+EVENT_PREEMPTED: Final = "preempted"
+"""On the engine's request span: slot and pages were taken in favour of others."""
