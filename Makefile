@@ -58,6 +58,7 @@ lint: setup ## ruff, mypy, import directions
 
 bench: setup ## our own measurements (some minutes; ARGS=--quick for the short form)
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
+	$(BIN)/python -m benchmarks.tracing_cost $(ARGS)
 	$(BIN)/python -m benchmarks.observer_throughput
 	$(BIN)/python -m benchmarks.metrics_page
 

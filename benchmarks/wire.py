@@ -1,6 +1,7 @@
 """A mock upstream and a load client, as small as HTTP/1.1 allows: what is between them is what is measured.
 
-`python -m benchmarks.wire upstream --port P` answers whole or with 64 events; `... load ...` prints one JSON line.
+`python -m benchmarks.wire upstream --port P` answers whole or with 64 events (one when `max_tokens` is 1);
+`... load ...` prints one JSON line.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class _Upstream(asyncio.Protocol):
         body = self._buffer[head_end + 4 : end]
         self._buffer = self._buffer[end:]
         if b'"stream":true' in body:
-            self._events.extend([_STREAM_HEAD, *_STREAM_BODY])
+            wanted = _STREAM_BODY[-3:] if b'"max_tokens":1' in body else _STREAM_BODY
+            self._events.extend([_STREAM_HEAD, *wanted])
             self._next()
         else:
             self._transport.write(_WHOLE_RESPONSE)
@@ -143,10 +145,10 @@ async def _serve(port: int) -> None:
     await server.serve_forever()
 
 
-def request_bytes(path: str, key: str, stream: bool) -> bytes:
-    """One chat request as it goes over the wire."""
+def request_bytes(path: str, key: str, stream: bool, **more: object) -> bytes:
+    """One chat request as it goes over the wire; `more` are fields of its body."""
     fields = {"model": "m", "messages": [{"role": "user", "content": "Say something about the sea. " * 8}]}
-    body = json.dumps(fields | ({"stream": True} if stream else {}), separators=(",", ":")).encode()
+    body = json.dumps(fields | ({"stream": True} if stream else {}) | more, separators=(",", ":")).encode()
     return (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -170,6 +172,7 @@ async def load(port: int, path: str, key: str, stream: bool, connections: int, s
     await asyncio.wait([client.done for client in clients], timeout=seconds + 30)
     counted = sorted(latencies[skipped:]) or [float("nan")]
     return {
+        "requests": len(latencies),
         "rps": len(counted) / (time.perf_counter() - mark),
         "p50_ms": counted[len(counted) // 2] * 1e3,
         "p99_ms": counted[min(len(counted) - 1, int(len(counted) * 0.99))] * 1e3,
