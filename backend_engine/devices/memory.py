@@ -37,14 +37,18 @@ def available_bytes() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
+def is_memory_error(error: Exception) -> bool:
+    """Whether an allocator had nothing more to give."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 @contextmanager
 def memory_errors_named(plan: StepPlan) -> Iterator[None]:
     """Turns an allocator's error into OutOfDeviceMemory with the step's size and the settings that lower it."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-        if not is_memory:
+        if not is_memory_error(error):
             raise
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

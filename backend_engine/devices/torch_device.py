@@ -11,12 +11,13 @@ from backend_engine.core.logits import log_probabilities
 from backend_engine.core.messages import MAX_LOGPROBS, Ready
 from backend_engine.core.sampler import sample
 from backend_engine.core.step import StepPlan, StepResult
+from backend_engine.devices.fitting import memory_of, pages_that_fit, start_errors_named
 from backend_engine.devices.kv_cache import KvCache
-from backend_engine.devices.memory import available_bytes, memory_errors_named
+from backend_engine.devices.memory import memory_errors_named
 from backend_engine.devices.packed_step import PackedStep, logits_of
 from backend_engine.devices.results import Arrival, OnHost, PinnedBuffers, Sampled, told_logprobs
 from backend_engine.devices.selfcheck import check_agreement
-from backend_engine.devices.sizing import GIB, kv_bytes, kv_pages
+from backend_engine.devices.sizing import GIB
 from backend_engine.devices.slot_rows import SlotRows
 from backend_engine.devices.step_sampling import StepSampling, step_sampling
 from backend_engine.devices.timeline import CudaTimeline, HostMarks, Marks
@@ -40,7 +41,8 @@ def open_torch_device(settings: Settings, clock: Clock) -> TorchDevice:
         )
     kind = "cuda" if torch.cuda.is_available() and asked in ("auto", "cuda") else "cpu"
     device = torch.device(kind)
-    return TorchDevice(load_model(settings.engine, device), settings, clock, device)
+    with start_errors_named(settings):
+        return TorchDevice(load_model(settings, device), settings, clock, device)
 
 
 class _Launched(msgspec.Struct, frozen=True):
@@ -91,9 +93,8 @@ class TorchDevice:
         self._end_ns = 0
         self._launches = self._landings = 0
         page_size, slots = settings.engine.page_size, settings.scheduler.max_num_seqs
-        cache_bytes = _cache_bytes(settings, loaded, device)
-        pages = kv_pages(settings, cache_bytes, loaded.kv_bytes_per_token, loaded.max_model_len)
-        _check_memory(pages * page_size * loaded.kv_bytes_per_token, device)
+        memory = memory_of(device)
+        pages = pages_that_fit(settings, loaded.weight_bytes, loaded.kv_bytes_per_token, loaded.max_model_len, memory)
         self._cache = KvCache(loaded.layers, pages, page_size, loaded.max_model_len, loaded.dtype, device)
         self._rows = SlotRows(slots, loaded.max_model_len, page_size, loaded.vocab_size, device)
         is_cuda = device.type == "cuda"
@@ -167,20 +168,3 @@ class TorchDevice:
         if self._timeline is None:
             return HostMarks(self._clock, max(launched_ns, self._end_ns))
         return self._timeline.begin(is_idle=self._launches == self._landings)
-
-
-def _cache_bytes(settings: Settings, loaded: LoadedModel, device: torch.device) -> int:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return min(free, kv_bytes(settings, total, loaded.weight_bytes))
-    return kv_bytes(settings, int(settings.engine.cpu_kv_cache_gib * GIB), weight_bytes=0)
-
-
-def _check_memory(needed_bytes: int, device: torch.device) -> None:
-    """A cache larger than what is left would be found out in the middle of a request."""
-    available = available_bytes() if device.type == "cpu" else None
-    if available is not None and needed_bytes > available:
-        raise ValueError(
-            f"the KV cache would take {needed_bytes / GIB:.2f} GiB, and this machine has {available / GIB:.2f} GiB of "
-            "memory left beside the weights: lower engine.cpu_kv_cache_gib"
-        )

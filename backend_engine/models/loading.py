@@ -10,12 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from backend_engine.devices.fitting import check_weights, memory_of
 from backend_engine.models.attention import IMPLEMENTATION, register_hook
 from backend_engine.models.errors import ModelError
 from backend_engine.models.probe import LayerShape, probe_layers
 from backend_engine.models.resolve import resolve_model
 from backend_engine.models.support import max_model_len, read_config
-from settings.schema import EngineSettings
+from backend_engine.models.weights import count_weights
+from settings.schema import Settings
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
@@ -37,13 +39,14 @@ class LoadedModel(msgspec.Struct, frozen=True):
         return sum(layer.numbers_per_token for layer in self.layers) * self.dtype.itemsize
 
 
-def load_model(engine: EngineSettings, device: torch.device) -> LoadedModel:
-    """Loads `engine.model`. Raises ModelError, which names the model and the fix."""
-    name = engine.model
+def load_model(settings: Settings, device: torch.device) -> LoadedModel:
+    """Loads `engine.model`. Raises ModelError or FitError, which name the model and the fix."""
+    engine, name = settings.engine, settings.engine.model
     folder = resolve_model(name).folder
     config = read_config(name, folder)
     length = max_model_len(name, config, engine.max_model_len)
     dtype = _dtype(engine.dtype, config, device)
+    check_weights(settings, count_weights(name, folder) * dtype.itemsize, dtype, memory_of(device))
     register_hook()
     transformers_logging.disable_progress_bar()  # this process logs to a file or a supervisor
     try:

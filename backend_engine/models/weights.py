@@ -6,6 +6,7 @@ safetensors: 8 bytes of header length (little endian), a JSON header whose data_
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,17 @@ def check_folder(name: str, folder: Path) -> None:
         _check_safetensors(name, file)
 
 
+def count_weights(name: str, folder: Path) -> int:
+    """How many numbers the weights are, by the files' headers. Raises ModelError."""
+    shapes = [
+        entry["shape"]
+        for file in _weight_files(name, folder)
+        for key, entry in _check_safetensors(name, file).items()
+        if key != "__metadata__"
+    ]
+    return sum(math.prod(shape) for shape in shapes)
+
+
 def _weight_files(name: str, folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -48,14 +60,15 @@ def _weight_files(name: str, folder: Path) -> list[Path]:
     return [single]
 
 
-def _check_safetensors(name: str, file: Path) -> None:
+def _check_safetensors(name: str, file: Path) -> dict[str, Any]:
+    """The header of a whole file."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:
             header_bytes = struct.unpack("<Q", opened.read(8))[0]
             if header_bytes > min(size, _MOST_HEADER_BYTES):
                 raise ValueError(f"a header of {header_bytes} bytes in a file of {size}")
-            header = json.loads(opened.read(header_bytes))
+            header: dict[str, Any] = json.loads(opened.read(header_bytes))
         ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
         needed = 8 + header_bytes + max(ends, default=0)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -64,6 +77,7 @@ def _check_safetensors(name: str, file: Path) -> None:
         raise ModelError(
             f"model {name!r}: {file} is cut short: {size} bytes of {needed}; download it again (was the disk full?)"
         )
+    return header
 
 
 def _read_json(name: str, file: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def settings() -> Settings:
 
 @pytest.fixture(scope="module")
 def loaded(settings: Settings) -> LoadedModel:
-    return load_model(settings.engine, torch.device("cpu"))
+    return load_model(settings, torch.device("cpu"))
 
 
 def test_teacher_forced_logits_agree_with_transformers_own_forward(loaded: LoadedModel) -> None:

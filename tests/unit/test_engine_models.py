@@ -201,7 +201,7 @@ def test_attention_that_does_not_reach_the_hook_whole_is_refused(tmp_path: Path)
     )
     transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"GptOssForCausalLM\) is not supported: its attention asks for s_aux"):
-        load_model(settings_of(engine={"model": str(tmp_path)}).engine, torch.device("cpu"))
+        load_model(settings_of(engine={"model": str(tmp_path)}), torch.device("cpu"))
 
 
 def test_a_model_whose_attention_we_get_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +282,6 @@ def test_a_cache_too_small_for_one_sequence_is_refused_with_the_numbers_and_the_
 
 def test_cache_pages_are_addressed_by_layer_shape(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, LLAMA)
-    loaded = load_model(settings_of(engine={"model": str(tmp_path)}).engine, torch.device("cpu"))
+    loaded = load_model(settings_of(engine={"model": str(tmp_path)}), torch.device("cpu"))
     assert loaded.kv_bytes_per_token == 3 * 2 * (8 + 8) * 4
     assert (loaded.max_model_len, loaded.vocab_size, loaded.eos_token_ids) == (256, 97, (2,))
