@@ -69,7 +69,10 @@ def full_registry(routes: int) -> CollectorRegistry:
             bands.told(row)
             slo.closed(made, timeline)
             slo.told(made, timeline)
-        workers.report(WorkerState(route, route, host, {upstream: 3}, 0, False, 1, {model: 1}, [1000, 10**6]))
+        lags = [1000, 10**6]
+        workers.report(
+            WorkerState(route, route, host, {upstream: 3}, 0, queue_depth=1, waiting={model: 1}, loop_lags=lags)
+        )
     return registry
 
 
