@@ -7,10 +7,16 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
+from cli.errors import CliError, Exit
 from settings.schema import Settings
+
+if TYPE_CHECKING:
+    from gateway.keys.record import KeyRecord
+    from gateway.keys.stores import Keys
 
 ALIAS = "default"
 
@@ -54,19 +60,36 @@ def tenant_key(settings: Settings) -> str:
     """A key that works: the configured one, else the kept one while it is valid, else a new one."""
     if settings.server.api_key is not None:
         return settings.server.api_key.get_secret_value()
+    from gateway.keys.changes import StoreUnreachable
     from gateway.keys.secret import digest
-    from gateway.keys.store import KeyStore
+    from gateway.keys.stores import open_store
 
-    store = KeyStore(settings.keys_path)
+    store = open_store(settings)
     file = settings.state_dir / "key"
     kept = read_key_file(file)
-    if kept is not None:
-        record = store.find(digest(kept))
-        if record and record.revoked_ns is None and (record.expires_ns is None or record.expires_ns > time.time_ns()):
+    try:
+        if kept is not None and _works(store.find(digest(kept)), digest(kept)):
             return kept
-    secret, _ = store.create(_free_alias({record.alias for record in store.list() if record.revoked_ns is None}))
+        secret = _new_key(store)
+    except StoreUnreachable as error:
+        if kept is not None:
+            return kept  # the gateway starts without Redis too
+        raise CliError(f"redis.url is set, and the first key can't be made there: {error}", Exit.UNREACHABLE) from None
     write_key_file(file, secret)
     return secret
+
+
+def _works(record: KeyRecord | None, secret_digest: bytes) -> bool:
+    if record is None or record.revoked_ns is not None or record.digest != secret_digest:
+        return False
+    return record.expires_ns is None or record.expires_ns > time.time_ns()
+
+
+def _new_key(store: Keys) -> str:
+    from gateway.keys.record import NewKey
+
+    alias = _free_alias({record.alias for record in store.list() if record.revoked_ns is None})
+    return store.create(NewKey(alias))[0]
 
 
 def _free_alias(taken: set[str]) -> str:

@@ -1,102 +1,41 @@
-"""`tokenline keys`: create, list and revoke tenant keys, in the state folder or through a running gateway."""
+"""`tokenline keys`: create, list, show, rotate and revoke tenant keys, and see what they used."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Protocol
-from urllib.parse import quote
+from typing import Annotated, Literal
 
 import typer
 
 from cli.errors import EXIT_CODES, CliError, Exit
+from cli.key_access import Record, keys_of
 from cli.options import Config, Json, OpsUrl
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Creates, lists and revokes the keys that apps use.",
+    help="Creates, lists, rotates and revokes the keys that apps use.",
     epilog=f"""
 With --ops-url or TOKENLINE_OPS_URL a running gateway is asked (with the admin key from TOKENLINE_ADMIN_KEY or the
-state folder); otherwise the key store in the state folder is used directly. Either way a running gateway follows
+state folder); otherwise the key store of the configuration is used directly. Either way a running gateway follows
 within 5 seconds.
 
 {EXIT_CODES}
 """,
 )
-
-Record = dict[str, Any]
-
-
-class Keys(Protocol):
-    """Where keys live: a store or a gateway. Records are as the admin API gives them."""
-
-    def create(self, alias: str, team: str | None, models: tuple[str, ...], expires_ns: int | None) -> Record: ...
-    def list(self) -> list[Record]: ...
-    def revoke(self, id_or_alias: str) -> Record: ...
+Which = Annotated[str, typer.Argument(metavar="ID|ALIAS", help="Which key.")]
+LIMITS = {
+    "requests_per_minute": "requests/min",
+    "tokens_per_minute": "tokens/min",
+    "concurrent_requests": "at once",
+    "tokens_per_day": "tokens/day",
+    "tokens_per_month": "tokens/month",
+}
 
 
-class StoredKeys:
-    """The key store in the state folder."""
-
-    def __init__(self, config: Path | None) -> None:
-        import sqlite3
-
-        from cli.ops import load_for_asking
-        from gateway.keys.store import KeyStore
-        from settings.paths import prepare_state_dir
-
-        settings = load_for_asking(config).settings
-        prepare_state_dir(settings)
-        self._path = settings.keys_path
-        self._unusable = sqlite3.Error
-        self._store = self._doing(lambda: KeyStore(settings.keys_path))
-
-    def _doing(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except self._unusable as error:
-            raise CliError(f"the key store {self._path} can't be used: {error}") from None
-        except LookupError as error:
-            raise CliError(str(error.args[0]), Exit.NOT_FOUND) from None
-        except ValueError as error:
-            raise CliError(str(error)) from None
-
-    def create(self, alias: str, team: str | None, models: tuple[str, ...], expires_ns: int | None) -> Record:
-        secret, record = self._doing(lambda: self._store.create(alias, team, models, expires_ns))
-        return {"secret": secret, **record.public()}
-
-    def list(self) -> list[Record]:
-        return [record.public() for record in self._doing(self._store.list)]
-
-    def revoke(self, id_or_alias: str) -> Record:
-        record: Record = self._doing(lambda: self._store.revoke(id_or_alias)).public()
-        return record
-
-
-class GatewayKeys:
-    """The admin API of a running gateway."""
-
-    def __init__(self, ops_url: str, config: Path | None) -> None:
-        from cli.ops import ops_client
-
-        self._client = ops_client(ops_url, config)
-
-    def create(self, alias: str, team: str | None, models: tuple[str, ...], expires_ns: int | None) -> Record:
-        asked = {"alias": alias, "team": team, "models": list(models), "expires_ns": expires_ns}
-        return self._client.request("POST", "/keys", json=asked)
-
-    def list(self) -> list[Record]:
-        found: list[Record] = self._client.request("GET", "/keys")["keys"]
-        return found
-
-    def revoke(self, id_or_alias: str) -> Record:
-        return self._client.request("DELETE", f"/keys/{quote(id_or_alias, safe='')}")
-
-
-def _keys(ops_url: str | None, config: Path | None) -> Keys:
-    return GatewayKeys(ops_url, config) if ops_url else StoredKeys(config)
+def _limit(option: str, what: str) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(option, min=1, metavar="N", help=f"{what} [default: the plan's]")
+    return found
 
 
 @app.command(
@@ -106,6 +45,7 @@ Examples:
 \b
   tokenline keys create --alias mobile-app
   tokenline keys create --alias ci --team build --models smollm2 --expires 30d
+  tokenline keys create --alias trial --plan free --rpm 60 --monthly 1000000
   KEY=$(tokenline keys create --alias job --json | jq -r .secret)
 
 {EXIT_CODES}
@@ -114,30 +54,42 @@ Examples:
 def create(
     alias: Annotated[str, typer.Option("--alias", metavar="NAME", help="Who uses it; shown in traces.")],
     team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="Team; a label of metrics.")] = None,
+    plan: Annotated[
+        str | None, typer.Option("--plan", metavar="NAME", help="A table [plans.NAME]. [default: keys.default_plan]")
+    ] = None,
     models: Annotated[
         str | None, typer.Option("--models", metavar="A,B", help="Public models that it may use. [default: all]")
     ] = None,
+    rpm: Annotated[int | None, _limit("--rpm", "Requests per minute.")] = None,
+    tpm: Annotated[int | None, _limit("--tpm", "Tokens per minute, input and output.")] = None,
+    concurrency: Annotated[int | None, _limit("--concurrency", "Requests in flight at once.")] = None,
+    daily: Annotated[int | None, _limit("--daily", "Tokens per day (UTC).")] = None,
+    monthly: Annotated[int | None, _limit("--monthly", "Tokens per month (UTC).")] = None,
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="TIME", help="Ends after 12h, 30d, 8w. [default: never]")
     ] = None,
+    tags: Annotated[str | None, typer.Option("--tags", metavar="A,B", help="Words to find it by.")] = None,
     ops_url: OpsUrl = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Makes a key. Its secret is shown this once and can't be shown again."""
     from cli.durations import seconds_of
-    from cli.output import print_json, say
 
-    names = tuple(name.strip() for name in (models or "").split(",") if name.strip())
+    names = _list_of(models)
     if models is not None and not names:
         raise CliError("--models: name at least one model, or leave the option out to allow all", Exit.USAGE)
-    expires_ns = time.time_ns() + int(seconds_of("--expires", expires) * 1e9) if expires else None
-    made = _keys(ops_url, config).create(alias, team, names, expires_ns)
-    if as_json:
-        print_json(made)
-        return
-    say(f"{made['id']} {made['alias']}: keep this secret now, it is not shown again")
-    typer.echo(made["secret"])
+    given = dict(zip(LIMITS, (rpm, tpm, concurrency, daily, monthly), strict=True))
+    asked = {
+        "alias": alias,
+        "team": team,
+        "plan": plan,
+        "models": names,
+        "limits": {name: limit for name, limit in given.items() if limit is not None},
+        "expires_ns": time.time_ns() + int(seconds_of("--expires", expires) * 1e9) if expires else None,
+        "tags": _list_of(tags),
+    }
+    _show_secret(keys_of(ops_url, config).create(asked), as_json)
 
 
 @app.command(
@@ -154,29 +106,96 @@ Examples:
 )
 def list_keys(ops_url: OpsUrl = None, config: Config = None, as_json: Json = False) -> None:
     """Lists every key, newest first. Secrets are not kept, so none is shown."""
-    from cli.output import console, print_json, say
+    from cli.output import print_json, say
+    from cli.tables import print_table
 
-    found = _keys(ops_url, config).list()
+    found = keys_of(ops_url, config).list()
     if as_json:
         print_json({"keys": found})
         return
     if not found:
         say("there is no key yet; `tokenline keys create --alias NAME` makes one")
         return
-    from rich.table import Table
+    print_table(
+        ("id", "alias", "team", "models", "plan", "limits", "state"),
+        (
+            (
+                record["id"],
+                record["alias"],
+                record.get("team") or "-",
+                ", ".join(record.get("models") or ()) or "all",
+                record.get("plan") or "-",
+                limits_in_words(record.get("limits") or {}),
+                state_of(record, time.time_ns()),
+            )
+            for record in found
+        ),
+    )
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("id", "alias", "team", "models", "state"):
-        table.add_column(column, overflow="fold", no_wrap=column == "id")
-    for record in found:
-        table.add_row(
-            record["id"],
-            record["alias"],
-            record.get("team") or "-",
-            ", ".join(record.get("models") or ()) or "all",
-            state_of(record, time.time_ns()),
-        )
-    console().print(table)
+
+@app.command(
+    epilog=f"""
+Examples:
+
+\b
+  tokenline keys show mobile-app
+  tokenline keys show key_0b5c... --json
+
+{EXIT_CODES}
+"""
+)
+def show(id_or_alias: Which, ops_url: OpsUrl = None, config: Config = None, as_json: Json = False) -> None:
+    """Shows all that is known of a key, which is not its secret."""
+    from cli.output import print_json
+    from cli.story import when
+    from cli.tables import print_table
+
+    record = keys_of(ops_url, config).show(id_or_alias)
+    if as_json:
+        print_json(record)
+        return
+    rows = [
+        ("id", record["id"]),
+        ("alias", record["alias"]),
+        ("team", record.get("team") or "-"),
+        ("models", ", ".join(record["models"]) or "all"),
+        ("plan", record.get("plan") or "-"),
+        ("own limits", limits_in_words(record["limits"])),
+        ("tags", ", ".join(record["tags"]) or "-"),
+        ("state", state_of(record, time.time_ns())),
+        ("created", when(record["created_ns"])[:16]),
+    ]
+    if record.get("rotated_ns"):
+        rows.append(("rotated", when(record["rotated_ns"])[:16]))
+        rows.append(("old secret until", when(record["previous_until_ns"])[:16]))
+    print_table(("what", "value"), rows)
+
+
+@app.command(
+    epilog=f"""
+Examples:
+
+\b
+  tokenline keys rotate mobile-app --grace 24h
+  KEY=$(tokenline keys rotate job --json | jq -r .secret)
+
+{EXIT_CODES}
+"""
+)
+def rotate(
+    id_or_alias: Which,
+    grace: Annotated[
+        str | None, typer.Option("--grace", metavar="TIME", help="The old secret works on for 12h, 7d. [default: not]")
+    ] = None,
+    ops_url: OpsUrl = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Gives a key a new secret; limits, models and usage stay its own."""
+    from cli.durations import seconds_of
+
+    seconds = seconds_of("--grace", grace) if grace else 0.0
+    _show_secret(keys_of(ops_url, config).rotate(id_or_alias, seconds), as_json)
 
 
 @app.command(
@@ -190,20 +209,67 @@ Examples:
 {EXIT_CODES}
 """
 )
-def revoke(
-    id_or_alias: Annotated[str, typer.Argument(metavar="ID|ALIAS", help="Which key.")],
-    ops_url: OpsUrl = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+def revoke(id_or_alias: Which, ops_url: OpsUrl = None, config: Config = None, as_json: Json = False) -> None:
     """Ends a key for good, within 5 seconds everywhere."""
     from cli.output import print_json
 
-    ended = _keys(ops_url, config).revoke(id_or_alias)
+    ended = keys_of(ops_url, config).revoke(id_or_alias)
     if as_json:
         print_json(ended)
     else:
         typer.echo(f"{ended['id']} {ended['alias']}: revoked")
+
+
+@app.command(
+    epilog=f"""
+Examples:
+
+\b
+  tokenline keys usage --window 24h
+  tokenline keys usage --window 30d --by team --json
+
+{EXIT_CODES}
+"""
+)
+def usage(
+    window: Annotated[str, typer.Option("--window", metavar="TIME", help="How far back: 1h, 24h, 30d.")] = "24h",
+    by: Annotated[Literal["key", "team", "model"], typer.Option("--by", help="What is summed up.")] = "key",
+    ops_url: OpsUrl = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Shows requests and tokens by key, team or model; of answers without a count the token events."""
+    from cli.durations import window_of
+    from cli.output import print_json, say
+    from cli.tables import print_table
+
+    found = keys_of(ops_url, config).usage(window_of("--window", window), by)
+    if as_json:
+        print_json(found)
+        return
+    if not found["usage"]:
+        say(f"no key was used in the last {window}")
+        return
+    print_table(tuple(found["usage"][0]), (tuple(str(value) for value in row.values()) for row in found["usage"]))
+
+
+def _list_of(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _show_secret(made: Record, as_json: bool) -> None:
+    from cli.output import print_json, say
+
+    if as_json:
+        print_json(made)
+        return
+    say(f"{made['id']} {made['alias']}: keep this secret now, it is not shown again")
+    typer.echo(made["secret"])
+
+
+def limits_in_words(limits: Record) -> str:
+    """`60 requests/min, 10000 tokens/day`."""
+    return ", ".join(f"{limits[name]} {words}" for name, words in LIMITS.items() if limits.get(name)) or "-"
 
 
 def state_of(record: Record, now_ns: int) -> str:

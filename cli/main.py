@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli import config, keys, slow, up, verify, why
+from cli import config, keys, plans, slow, up, verify, why
 from cli.errors import EXIT_CODES, CliError, Exit
 from settings.errors import SettingsError
 
@@ -52,6 +52,7 @@ def tokenline(
 
 up.register(app)
 app.add_typer(keys.app, name="keys")
+app.add_typer(plans.app, name="plans")
 app.command(epilog=why.EPILOG)(why.why)
 app.command(epilog=slow.EPILOG)(slow.slow)
 app.command(epilog=verify.EPILOG)(verify.verify)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.connection import CONNECTION, Connection
 from gateway.lag import LoopLag
+from gateway.limits.standing import RATELIMIT
 from protocol.errors import ApiError
 from protocol.ids import (
     accepted_client_id,
@@ -57,6 +58,8 @@ class Exchange:
         self.started = False
         self.hint: str | None = None
         """The base_url that the client should have used."""
+        self.more_headers: Headers = []
+        """x-ratelimit-* of the answer, whatever it becomes."""
         self._receive = receive
         self._send = send
         self.ledger = open_ledger(scope, self.headers, clock, worker)
@@ -162,7 +165,10 @@ class Exchange:
             ledger.status = message["status"]
             if self._connection is not None:
                 self._connection.begin()
-            message["headers"] = [*message.get("headers", ()), *self._own_headers()]
+            headers = message.get("headers", ())
+            if self.more_headers:  # this gateway's limits, not an upstream's
+                headers = [header for header in headers if not header[0].startswith(RATELIMIT)]
+            message["headers"] = [*headers, *self._own_headers()]
             await self._send(message)
             return
         if self._connection is not None:
@@ -177,6 +183,7 @@ class Exchange:
         hint = [(b"x-tokenline-hint", f"base_url={self.hint}".encode())] if self.hint else []
         return [
             *hint,
+            *self.more_headers,
             (b"x-request-id", (ledger.client_request_id or ledger.request_id).encode()),
             (b"x-tokenline-request-id", ledger.request_id.encode()),
             (b"traceparent", format_traceparent(ledger.trace_id, ledger.span_id).encode()),

@@ -12,6 +12,7 @@ from gateway.exchange import ClientTooSlow, Exchange
 from gateway.keys.credentials import presented_key
 from gateway.keys.record import KeyRecord
 from gateway.keys.verify import KeyVerifier
+from gateway.limits.grant import Grant, Limiter, tokens_of
 from gateway.reporter import Reporter
 from gateway.surfaces.openai import ParsedRequest, Surface, parse
 from gateway.surfaces.stream import count_by_events, forget_answer
@@ -37,6 +38,7 @@ class Relay:
         self,
         limits: ServerSettings,
         verifier: KeyVerifier,
+        limiter: Limiter,
         router: Router,
         admission: Admission,
         client: UpstreamClient,
@@ -45,6 +47,7 @@ class Relay:
     ) -> None:
         self._limits = limits
         self._verifier = verifier
+        self._limiter = limiter
         self.router = router
         self._admission = admission
         self._client = client
@@ -56,7 +59,17 @@ class Relay:
         """One request from its headers to its last byte. Raises ApiError where the client must be told, ClientLeft."""
         ledger, clock = exchange.ledger, exchange.clock
         ledger.surface = surface.name
-        key = await self.authenticate(exchange)
+        key = await self._identify(exchange)
+        grant = await self._let_in(exchange, key)
+        ledger.authenticated = clock.mono_ns()
+        try:
+            await self._relay(exchange, surface, key)
+        finally:
+            if grant is not None:
+                grant.leave(tokens_of(ledger.usage))
+
+    async def _relay(self, exchange: Exchange, surface: Surface, key: KeyRecord) -> None:
+        ledger, clock = exchange.ledger, exchange.clock
         body = await exchange.body(self._limits.max_body_bytes, self._limits.receive_timeout_seconds)
         ledger.body_read = clock.mono_ns()
         request, route = self._choose(exchange, key, body)
@@ -79,11 +92,26 @@ class Relay:
 
     async def authenticate(self, exchange: Exchange) -> KeyRecord:
         """Whose request this is, on headers alone: a stranger's body is never read."""
-        key = await self._verifier.verify(presented_key(exchange.scope["headers"]))
-        ledger = exchange.ledger
-        ledger.key_alias, ledger.team = key.alias, key.team
-        ledger.authenticated = exchange.clock.mono_ns()
+        key = await self._identify(exchange)
+        exchange.ledger.authenticated = exchange.clock.mono_ns()
         return key
+
+    async def _identify(self, exchange: Exchange) -> KeyRecord:
+        key = await self._verifier.verify(presented_key(exchange.scope["headers"]))
+        exchange.ledger.key_alias, exchange.ledger.team = key.alias, key.team
+        return key
+
+    async def _let_in(self, exchange: Exchange, key: KeyRecord) -> Grant | None:
+        """Asks the key's limits; the answer, whatever it becomes, tells what is left of them."""
+        try:
+            grant = await self._limiter.enter(key, exchange.ledger.request_id)
+        except ApiError as error:
+            if error.status != 403:
+                exchange.ledger.outcome = Outcome.RATE_LIMITED
+            raise
+        if grant is not None:
+            exchange.more_headers = grant.headers
+        return grant
 
     def _choose(self, exchange: Exchange, key: KeyRecord, body: bytes) -> tuple[ParsedRequest, Route]:
         if exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":

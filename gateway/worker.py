@@ -17,9 +17,11 @@ from gateway.app import build_app, data_plane
 from gateway.client_clock import TrustedProxies
 from gateway.connection import Protocol
 from gateway.ingress import Ingress
+from gateway.keys.stores import open_store
 from gateway.keys.verify import KeyVerifier
 from gateway.keys.watch import StoredKeys, watch_store
 from gateway.lag import LoopLag
+from gateway.limits.choice import limiter_from
 from gateway.relay import Relay
 from gateway.reporter import Reporter
 from gateway.upstreams.balance import Balancer
@@ -44,12 +46,15 @@ class Worker:
         self._lag = LoopLag(clock)
         self._admission = Admission(settings.server)
         self._unanswered: dict[str, Ledger] = {}
-        self._keys = StoredKeys(settings.keys_path)
+        lookup_seconds = settings.redis.timeout_ms / 1e3
+        self._keys = StoredKeys(lambda: open_store(settings, lookup_seconds))
+        self._limiter = limiter_from(settings, clock)
         self._router = router_from(settings)
         self._verifier = KeyVerifier(self._keys.find, clock, api_key.get_secret_value() if api_key else None)
         relay = Relay(
             settings.server,
             self._verifier,
+            self._limiter,
             self._router,
             self._admission,
             self._client,
@@ -81,6 +86,7 @@ class Worker:
             queue_depth=self._admission.waiting,
             waiting=self._oldest_waiting(),
             loop_lags=self._lag.drain(),
+            limits_degraded=self._limiter.degraded,
         )
 
     def _oldest_waiting(self) -> dict[str, int]:
@@ -93,8 +99,10 @@ class Worker:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
+        await self._limiter.open()
         tasks = [
             asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(self._limiter.run()),
             asyncio.create_task(HealthChecks(self._balancer, self._client).run(self._router.checked)),
             asyncio.create_task(watch_store(self._keys, self._verifier, self.clock)),
         ]
@@ -110,6 +118,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._limiter.close()
 
 
 def run_worker(settings: Settings, *, worker: int = 0) -> None:

@@ -184,6 +184,8 @@ class WorkerState(msgspec.Struct, frozen=True, tag="worker"):
     """Model -> ingress (monotonic ns) of its oldest admitted or queued request without a first token."""
     breakers: dict[str, int] = {}
     """Upstream -> 0 closed, 1 half open, 2 open."""
+    limits_degraded: bool = False
+    """Redis can't be asked; this worker limits by itself, or refuses."""
     loop_lags: list[int] = []
     """Lateness of the event loop's ticks since the last report, ns; at most 200."""
 

@@ -164,6 +164,7 @@ GATEWAY: tuple[Metric, ...] = (
     ),
     Metric("tokenline_inflight_requests", "gauge", "Requests now at each upstream.", ("upstream",)),
     Metric("tokenline_rejections_total", "counter", "Requests refused by the gateway.", ("reason",)),
+    Metric("tokenline_limits_degraded", "gauge", "1 while Redis can't be asked and limits are not shared."),
     Metric("tokenline_upstream_up", "gauge", "1 when the upstream's last health check passed.", ("upstream",)),
     Metric(
         "tokenline_breaker_state",

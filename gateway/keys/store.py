@@ -10,42 +10,26 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.keys.record import KeyRecord
-from gateway.keys.secret import digest, new_secret
-from protocol.ids import new_span_id
+from gateway.keys.changes import alias_in_use, key_not_found, made, revoked, rotated
+from gateway.keys.limits import Limits
+from gateway.keys.record import KeyRecord, NewKey
+from gateway.keys.schema import bring_up
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS keys (
-  id TEXT PRIMARY KEY,
-  alias TEXT NOT NULL,
-  digest BLOB NOT NULL UNIQUE,
-  created_ns INTEGER NOT NULL,
-  team TEXT,
-  models TEXT NOT NULL DEFAULT '[]',
-  expires_ns INTEGER,
-  revoked_ns INTEGER
-) STRICT;
-"""
-_COLUMNS = "id, alias, digest, created_ns, team, models, expires_ns, revoked_ns"
-
-
-class KeyNotFound(LookupError):
-    """No key has this id or alias."""
-
-
-class AliasInUse(ValueError):
-    """A key that still works has this alias already."""
+_COLUMNS = KeyRecord.__struct_fields__
+_NAMES = ", ".join(_COLUMNS)
+_PLACES = ", ".join("?" * len(_COLUMNS))
+_AS_JSON = frozenset({"models", "limits", "tags"})
 
 
 class KeyStore:
-    """Creates, lists, finds and revokes keys. Raises sqlite3.Error when the file can't be used."""
+    """Creates, lists, finds, rotates and revokes keys. Raises sqlite3.Error when the file can't be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._connection() as db:
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(_SCHEMA)
+            bring_up(db)
         path.chmod(0o600)
 
     @contextmanager
@@ -58,81 +42,71 @@ class KeyStore:
         finally:
             db.close()
 
-    def create(
-        self,
-        alias: str,
-        team: str | None = None,
-        models: tuple[str, ...] = (),
-        expires_ns: int | None = None,
-    ) -> tuple[str, KeyRecord]:
-        """A new key: (secret, record). Raises AliasInUse, or ValueError for an alias that is empty or too long."""
-        if not alias.strip() or len(alias) > 128 or not alias.isprintable():
-            raise ValueError("alias must be 1 to 128 printable characters")
-        secret = new_secret()
-        record = KeyRecord(
-            id=f"key_{new_span_id()}",
-            alias=alias,
-            digest=digest(secret),
-            created_ns=time.time_ns(),
-            team=team,
-            models=tuple(models),
-            expires_ns=expires_ns,
-        )
+    def create(self, new: NewKey) -> tuple[str, KeyRecord]:
+        """A new key: (secret, record). Raises AliasInUse."""
+        secret, record = made(new, time.time_ns())
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            if db.execute("SELECT 1 FROM keys WHERE alias = ? AND revoked_ns IS NULL", (alias,)).fetchone():
-                raise AliasInUse(f"a key with the alias {alias!r} exists; revoke it first or take another alias")
-            db.execute(
-                f"INSERT INTO keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608  constants only
-                (
-                    record.id,
-                    alias,
-                    record.digest,
-                    record.created_ns,
-                    team,
-                    msgspec.json.encode(record.models).decode(),
-                    expires_ns,
-                    None,
-                ),
-            )
+            if db.execute("SELECT 1 FROM keys WHERE alias = ? AND revoked_ns IS NULL", (new.alias,)).fetchone():
+                raise alias_in_use(new.alias)
+            db.execute(f"INSERT INTO keys ({_NAMES}) VALUES ({_PLACES})", _row(record))  # noqa: S608  constants only
         return secret, record
 
     def list(self) -> list[KeyRecord]:
         """Every key, newest first, revoked ones included."""
         with self._connection() as db:
-            rows = db.execute(f"SELECT {_COLUMNS} FROM keys ORDER BY created_ns DESC").fetchall()  # noqa: S608
+            rows = db.execute(f"SELECT {_NAMES} FROM keys ORDER BY created_ns DESC").fetchall()  # noqa: S608
         return [_record(row) for row in rows]
 
     def find(self, secret_digest: bytes) -> KeyRecord | None:
-        """The key whose secret has this SHA-256."""
+        """The key whose secret has, or had before its last rotation, this SHA-256."""
         with self._connection() as db:
             row = db.execute(
-                f"SELECT {_COLUMNS} FROM keys WHERE digest = ?",  # noqa: S608
+                f"SELECT {_NAMES} FROM keys WHERE digest = ?1 OR previous_digest = ?1",  # noqa: S608
                 (secret_digest,),
             ).fetchone()
         return _record(row) if row else None
+
+    def show(self, id_or_alias: str) -> KeyRecord:
+        """The key with this id or alias; of several with one alias the one that works. Raises KeyNotFound."""
+        with self._connection() as db:
+            return self._named(db, id_or_alias)
+
+    def rotate(self, id_or_alias: str, grace_seconds: float) -> tuple[str, KeyRecord]:
+        """A new secret for a key: (secret, record); the old one works on for the grace period. Raises KeyNotFound,
+        ValueError for a revoked key."""
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            secret, record = rotated(self._named(db, id_or_alias), grace_seconds, time.time_ns())
+            self._write(db, record)
+        return secret, record
 
     def revoke(self, id_or_alias: str) -> KeyRecord:
         """Ends a key, for good. Revoking twice keeps the first time. Raises KeyNotFound."""
         with self._connection() as db:
             db.execute("BEGIN IMMEDIATE")
-            row = db.execute(
-                f"SELECT {_COLUMNS} FROM keys WHERE id = ? OR alias = ? "  # noqa: S608
-                "ORDER BY revoked_ns IS NOT NULL, created_ns DESC",
-                (id_or_alias, id_or_alias),
-            ).fetchone()
-            if row is None:
-                raise KeyNotFound(f"no key has the id or alias {id_or_alias!r}")
-            record = _record(row)
-            if record.revoked_ns is not None:
-                return record
-            now = time.time_ns()
-            db.execute("UPDATE keys SET revoked_ns = ? WHERE id = ?", (now, record.id))
-        return msgspec.structs.replace(record, revoked_ns=now)
+            record = self._named(db, id_or_alias)
+            if record.revoked_ns is None:
+                record = revoked(record, time.time_ns())
+                self._write(db, record)
+        return record
 
     def watch(self) -> StoreWatch:
         """Something that tells cheaply whether any key has changed."""
         return StoreWatch(self._path)
+
+    def _named(self, db: sqlite3.Connection, id_or_alias: str) -> KeyRecord:
+        row = db.execute(
+            f"SELECT {_NAMES} FROM keys WHERE id = ?1 OR alias = ?1 "  # noqa: S608
+            "ORDER BY revoked_ns IS NOT NULL, created_ns DESC",
+            (id_or_alias,),
+        ).fetchone()
+        if row is None:
+            raise key_not_found(id_or_alias)
+        return _record(row)
+
+    def _write(self, db: sqlite3.Connection, record: KeyRecord) -> None:
+        db.execute(f"REPLACE INTO keys ({_NAMES}) VALUES ({_PLACES})", _row(record))  # noqa: S608
 
 
 class StoreWatch:
@@ -155,7 +129,14 @@ class StoreWatch:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
 
+def _row(record: KeyRecord) -> tuple[object, ...]:
+    fields = msgspec.structs.asdict(record)
+    return tuple(msgspec.json.encode(value).decode() if name in _AS_JSON else value for name, value in fields.items())
+
+
 def _record(row: tuple[object, ...]) -> KeyRecord:
-    fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    fields = dict(zip(_COLUMNS, row, strict=True))
     fields["models"] = msgspec.json.decode(str(fields["models"]), type=tuple[str, ...])
+    fields["limits"] = msgspec.json.decode(str(fields["limits"]), type=Limits)
+    fields["tags"] = msgspec.json.decode(str(fields["tags"]), type=tuple[str, ...])
     return msgspec.convert(fields, KeyRecord)

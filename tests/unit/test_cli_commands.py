@@ -56,7 +56,11 @@ VERBS = [
     ["engine"],
     ["keys", "create"],
     ["keys", "list"],
+    ["keys", "show"],
+    ["keys", "rotate"],
     ["keys", "revoke"],
+    ["keys", "usage"],
+    ["plans", "list"],
     ["why"],
     ["slow"],
     ["config", "show"],
@@ -77,7 +81,7 @@ def test_only_verbs_that_are_built_are_offered(tokenline):
     _, out, _ = tokenline("--help")
     commands = out.split("Commands:")[1].split("Begin with")[0]
     assert [line.split()[0] for line in commands.strip().splitlines()] == [
-        "up", "gateway", "engine", "why", "slow", "keys", "config",
+        "up", "gateway", "engine", "why", "slow", "verify", "keys", "plans", "config",
     ]  # fmt: skip
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from gateway.keys import verify
+from gateway.keys.changes import AliasInUse, KeyNotFound
 from gateway.keys.credentials import presented_key, unknown_key
-from gateway.keys.record import KeyRecord
+from gateway.keys.record import KeyRecord, NewKey
 from gateway.keys.secret import digest, is_well_formed, new_secret
-from gateway.keys.store import AliasInUse, KeyNotFound, KeyStore
+from gateway.keys.store import KeyStore
 from gateway.keys.verify import KeyVerifier
 from protocol.errors import ApiError
 from tracing.clock import FakeClock
@@ -28,7 +29,7 @@ def test_a_key_carries_a_checksum_that_finds_slips() -> None:
 
 
 def test_the_file_holds_no_secret_and_is_private(store: KeyStore, tmp_path: Path) -> None:
-    secret, record = store.create("app", team="search", models=("m",))
+    secret, record = store.create(NewKey("app", team="search", models=("m",)))
     assert store.find(digest(secret)) == record
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert secret.encode() not in content
@@ -36,13 +37,13 @@ def test_the_file_holds_no_secret_and_is_private(store: KeyStore, tmp_path: Path
 
 
 def test_an_alias_is_free_again_once_its_key_is_revoked(store: KeyStore) -> None:
-    store.create("app")
+    store.create(NewKey("app"))
     with pytest.raises(AliasInUse):
-        store.create("app")
+        store.create(NewKey("app"))
     revoked = store.revoke("app")
     assert revoked.revoked_ns
     assert store.revoke(revoked.id) == revoked
-    store.create("app")
+    store.create(NewKey("app"))
     with pytest.raises(KeyNotFound):
         store.revoke("nobody")
 
@@ -192,7 +193,7 @@ async def test_a_watched_store_is_not_asked_again_and_a_change_still_stops_a_key
         asked.append(secret_digest)
         return store.find(secret_digest)
 
-    secret, _ = store.create("app")
+    secret, _ = store.create(NewKey("app"))
     verifier, watch = KeyVerifier(find, clock), store.watch()
     await verifier.verify(secret)
     for _ in range(60):

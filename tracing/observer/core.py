@@ -22,6 +22,7 @@ from tracing.observer.meters import MAX_ROUTES, Meters
 from tracing.observer.rows import Row
 from tracing.observer.slo import Objectives, SloCounter
 from tracing.observer.store import AddLateSpans, AddRow, AddSpans, ReplaceRow, Store
+from tracing.observer.usage import UsageBook
 from tracing.observer.verdict import Judge
 from tracing.observer.workers import Workers
 from tracing.spans import Span, gateway_spans
@@ -69,6 +70,7 @@ class Observer:
             late_stored=self._late_stored,
         )
         writes_access_log = settings.logging.level in ("debug", "info")
+        self.usage = UsageBook(settings.usage_path, clock)
         self.access_log = AccessLog(settings.state_dir / "access.log") if writes_access_log else None
 
     # What comes in
@@ -124,6 +126,7 @@ class Observer:
             row = retold(row, evidence) if evidence is not None else row
         self.meters.closed(row)
         self._slo.closed(ledger, timeline)
+        self.usage.add(ledger)
         self.store.put(AddRow(row))
         if self.access_log is not None:
             self.access_log.add(row)

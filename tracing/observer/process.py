@@ -29,6 +29,7 @@ from tracing.observer.intake import Intake, SocketInUseError
 from tracing.observer.receiver import Receiver
 from tracing.observer.schema import StoreError
 from tracing.observer.scrape import MetricsPage
+from tracing.observer.usage import FLUSH_SECONDS as USAGE_SECONDS
 
 TICK_SECONDS = 0.1
 FLUSH_SECONDS = 0.3
@@ -130,6 +131,7 @@ async def _opened(observer: Observer, exporter: Exporter | None) -> AsyncIterato
         observer.join.finish()
         await asyncio.to_thread(observer.baseline_file.save)
         await asyncio.to_thread(observer.store.close)
+        await asyncio.to_thread(observer.usage.flush)
         if exporter is not None:
             await asyncio.to_thread(exporter.close)
         if observer.access_log is not None:
@@ -165,9 +167,15 @@ async def _background(settings: Settings, observer: Observer) -> AsyncIterator[N
             await asyncio.sleep(SAVE_SECONDS)
             await asyncio.to_thread(observer.baseline_file.save)
 
+    async def save_usage() -> None:
+        while True:
+            await asyncio.sleep(USAGE_SECONDS)
+            await asyncio.to_thread(observer.usage.flush)
+
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(tick(), name="tick"),
+            group.create_task(save_usage(), name="usage"),
             group.create_task(save_baselines(), name="baselines"),
             group.create_task(watch(probes_of(settings), observer.upstream_health), name="health"),
         ]

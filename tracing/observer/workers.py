@@ -37,6 +37,7 @@ class Workers:
         self._clock = clock
         self._inflight = gauges["tokenline_inflight_requests"]
         self._queue_depth = gauges["tokenline_queue_depth"]
+        self._limits_degraded = gauges["tokenline_limits_degraded"]
         self._breaker_state = gauges["tokenline_breaker_state"]
         self._oldest_waiting = gauges["tokenline_oldest_waiting_seconds"]
         self._upstreams = Bounded(max_names)
@@ -70,6 +71,7 @@ class Workers:
         live = self.live()
         self._publish_inflight(live)
         self._publish_breakers(live)
+        self._limits_degraded.set(any(state.limits_degraded for state in live))
         self._publish_waiting(live)
 
     def _publish_waiting(self, live: list[WorkerState]) -> None:

@@ -1,0 +1,26 @@
+"""Which limiter the settings ask for."""
+
+from __future__ import annotations
+
+from gateway.keys.plans import Plans
+from gateway.keys.stores import require_redis
+from gateway.limits.budgets import Budgets
+from gateway.limits.grant import Limiter
+from gateway.limits.local import LocalLimits
+from settings import Settings
+from tracing.clock import Clock
+
+
+def limiter_from(settings: Settings, clock: Clock) -> Limiter:
+    """Limits of this worker alone, or shared through redis.url. Raises SettingsError without the package redis."""
+    plans = Plans(settings.plans, settings.keys.default_plan)
+    local = LocalLimits(plans, clock, Budgets(settings.budgets_path, clock, settings.keys.flush_seconds))
+    redis = settings.redis
+    if redis.url is None:
+        return local
+    require_redis()
+    from gateway.limits.link import Link
+    from gateway.limits.shared import SharedLimits
+
+    link = Link(redis.url.get_secret_value(), redis.timeout_ms / 1e3, redis.prefix)
+    return SharedLimits(plans, clock, link, local, prefix=redis.prefix, on_outage=redis.on_outage)
