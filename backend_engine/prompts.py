@@ -48,7 +48,7 @@ def check_request(request: GenerationRequest, limits: Limits, tool_format: str |
     if len(stop_ids) > MAX_STOP_TOKEN_IDS:
         raise invalid(
             "stop_token_ids",
-            f"'stop_token_ids' and the model's own make {len(stop_ids)}, and at most {MAX_STOP_TOKEN_IDS} are possible.",
+            f"'stop_token_ids' and the model's own make {len(stop_ids)}; at most {MAX_STOP_TOKEN_IDS} are possible.",
         )
     check_token_ids([token for token, _ in parameters.logit_bias], "logit_bias", limits.vocab_size)
     if isinstance(request.source, Prompt) and request.source.tokens is not None:
