@@ -34,10 +34,12 @@ Examples:
 )
 def show(config: Config = None, as_json: Json = False) -> None:
     """Prints every effective key, its value and where it came from. Secrets are hidden."""
+    from cli.kv_memory import kv_memory
     from cli.output import console, print_json, say_notes
     from settings.loader import effective_values, load_settings
 
     loaded = load_settings(config)
+    cache = kv_memory(loaded.settings)
     shown = {
         ".".join(key): HIDDEN if secret and value is not None else value
         for key, value, secret in effective_values(loaded.settings)
@@ -48,6 +50,9 @@ def show(config: Config = None, as_json: Json = False) -> None:
                 "file": str(loaded.file) if loaded.file else None,
                 "state_dir": str(loaded.settings.state_dir),
                 "keys": {key: {"value": value, "origin": loaded.origins[key]} for key, value in shown.items()},
+                "kv_cache": None
+                if cache is None
+                else {"bytes": cache.size, "before_weights": cache.is_before_weights, "meaning": cache.words},
                 "notes": list(loaded.notes),
             }
         )
@@ -57,6 +62,8 @@ def show(config: Config = None, as_json: Json = False) -> None:
     out = console()
     out.print(f"file       {loaded.file or 'none; ./tokenline.toml would be read'}", soft_wrap=True)
     out.print(f"state_dir  {loaded.settings.state_dir}", soft_wrap=True)
+    if cache is not None:
+        out.print(f"KV cache   {cache.words}", soft_wrap=True)
     out.print()
     for key, value in shown.items():
         origin = loaded.origins[key]
