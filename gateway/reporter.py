@@ -38,7 +38,7 @@ class Reporter:
         """Closed records lost; a request is counted once however many of its records are."""
 
     def admitted(self, record: Admitted) -> None:
-        """A request is on its way to an upstream."""
+        """A request has routed, and waits."""
         self._put(record)
 
     def first_token(self, record: FirstToken) -> None:

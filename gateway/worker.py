@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,8 +30,11 @@ from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.health import HealthChecks
 from gateway.upstreams.router import router_from
 from settings import Settings
+from settings.schema import ServerSettings
 from tracing.clock import Clock, SystemClock, host_identity
 from tracing.ledger import Ledger, WorkerState
+
+BACKLOG = 2048
 
 
 class Worker:
@@ -90,10 +94,10 @@ class Worker:
         )
 
     def _oldest_waiting(self) -> dict[str, int]:
-        """Model -> ingress of its oldest request that has routed and has no first token yet."""
+        """Model -> ingress of its oldest stream that has routed and has no first token yet."""
         oldest: dict[str, int] = {}
         for ledger in self._unanswered.values():  # in the order in which they came
-            if ledger.routed and not ledger.first_token_written:
+            if ledger.stream and ledger.routed and not ledger.first_token_written:
                 oldest.setdefault(ledger.model, ledger.ingress)
         return oldest
 
@@ -123,10 +127,11 @@ class Worker:
 
 def run_worker(settings: Settings, *, worker: int = 0) -> None:
     """Serves the tenant port until SIGTERM or SIGINT, then drains for at most server.drain_seconds."""
-    uvicorn.run(
+    server = settings.server
+    config = uvicorn.Config(
         Worker(settings, worker, SystemClock()).app,
-        host=settings.server.host,
-        port=settings.server.port,
+        host=server.host,
+        port=server.port,
         loop="uvloop",
         http=Protocol,
         ws="none",
@@ -136,6 +141,23 @@ def run_worker(settings: Settings, *, worker: int = 0) -> None:
         log_config=None,
         proxy_headers=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(settings.server.drain_seconds)),
-        backlog=2048,
+        timeout_graceful_shutdown=max(1, round(server.drain_seconds)),
+        backlog=BACKLOG,
+        ssl_certfile=server.tls_cert,
+        ssl_keyfile=server.tls_key,
     )
+    running = uvicorn.Server(config)
+    running.run(sockets=[shared_listener(server)] if server.workers > 1 else None)
+    if not running.started:
+        raise SystemExit(f"the gateway's listener on {server.host}:{server.port} (server.port) could not be opened")
+
+
+def shared_listener(server: ServerSettings) -> socket.socket:
+    """A listening socket of this worker's own on the port that all workers share; the kernel deals out connections."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((server.host, server.port))
+    listener.listen(BACKLOG)
+    return listener

@@ -138,7 +138,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
 
 
 class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
-    """Relay to observer: a request is on its way to an upstream."""
+    """Relay to observer: a request has routed; from now on it waits, for admission and then for its first token."""
 
     request_id: str
     worker: int

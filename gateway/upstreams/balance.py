@@ -58,7 +58,7 @@ class Upkeep:
         if self._ttft_seconds is None:
             return None
         age_seconds = (self._clock.mono_ns() - self._sampled_ns) / 1e9
-        return self._ttft_seconds * 0.5 ** (age_seconds / FORGET_SECONDS)
+        return float(self._ttft_seconds * 0.5 ** (age_seconds / FORGET_SECONDS))
 
     def cool(self, seconds: float) -> None:
         """It asked to be left alone (429 with Retry-After)."""

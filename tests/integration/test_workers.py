@@ -1,0 +1,60 @@
+"""Several workers on one port, and HTTPS: the same gateway to whoever comes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+from line_rig import line
+
+
+def test_workers_share_the_port_and_their_totals_are_one(tmp_path: Path) -> None:
+    environ = {"TOKENLINE_SERVER__WORKERS": "2", "TOKENLINE_SIMULATED__FORWARD_MS": "1"}
+    with line(tmp_path, "--device", "simulated", **environ) as up:
+        headers = {"authorization": f"Bearer {up.key}"}
+        body = {"model": up.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+        def ask(_: int) -> int:
+            # A connection of its own each time: the kernel deals connections out to the workers.
+            return httpx.post(up.base_url + "/chat/completions", headers=headers, json=body, timeout=30).status_code
+
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(ask, range(40))) == {200}
+        up.until_metric(40, "tokenline_requests_total", outcome="ok")
+        ticks = [up.metric("tokenline_event_loop_lag_seconds_count", worker=str(number)) for number in range(2)]
+        assert min(ticks) > 0
+        before = up.metric("tokenline_requests_total", outcome="ok")
+        up.child("worker:1").kill()
+        statuses = []
+        deadline = time.monotonic() + 20
+        while len(statuses) < 30 and time.monotonic() < deadline:
+            try:
+                statuses.append(ask(0))
+            except httpx.HTTPError:
+                continue  # a connection that the dead worker had in its queue
+        assert set(statuses) == {200}
+        up.until_metric(before + 30, "tokenline_requests_total", outcome="ok")
+
+
+def test_https_is_served_with_the_users_certificate(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    environ = {"TOKENLINE_SERVER__TLS_CERT": str(certificate), "TOKENLINE_SERVER__TLS_KEY": str(key)}
+    with line(tmp_path, "--device", "simulated", **environ) as up:
+        assert up.base_url.startswith("https://")
+        answer = httpx.post(
+            up.base_url + "/chat/completions",
+            headers={"authorization": f"Bearer {up.key}"},
+            json={"model": up.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+            verify=str(certificate),
+        )
+        assert answer.status_code == 200
+        seen = up.why(answer.headers["x-request-id"])
+        assert abs(sum(seen["stages"].values()) + seen["unaccounted_ms"] - seen["e2e_ms"]) < 0.01
