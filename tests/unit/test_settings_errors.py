@@ -28,7 +28,7 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None) ->
         ("[server]\nprot = 1\n", ["unknown key server.prot", "server.port", "t.toml"]),
         ("[sever]\nport = 1\n", ["unknown section sever", "server"]),
         ("[engine]\nmax_num_seqs = 1\n", ["engine.max_num_seqs", "scheduler.max_num_seqs"]),
-        ("[redis]\nxyzzy = 1\n", ["unknown section redis", "config schema"]),
+        ("[mysql]\nxyzzy = 1\n", ["unknown section mysql", "config schema"]),
         (UPSTREAM + 'modle = "x"\n', ["unknown key upstreams.0.modle"]),
         ('state_dir = "/x"\n', ["TOKENLINE_STATE_DIR"]),
         ("[server]\nport = 70000\n", ["server.port = 70000", "from 1 to 65535"]),
