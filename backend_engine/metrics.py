@@ -24,6 +24,30 @@ _BUCKET_NS = 10**8
 _PREFIX = "tokenline_engine_"
 
 
+_TOTALS = {
+    "prefix_cache_queries_total": "prefix_queries_total",
+    "prefix_cache_hits_total": "prefix_hits_total",
+    "prefix_cache_evictions_total": "evictions_total",
+    "num_preemptions_total": "preemptions_total",
+    "oom_total": "ooms_total",
+}
+"""Metric -> the core's own total."""
+
+
+class Total:
+    """A counter that follows a total which the core tells again and again."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._seen = 0
+
+    def grow_to(self, total: int) -> None:
+        """Counts what came since the last time."""
+        if total > self._seen:
+            self._counter.inc(total - self._seen)
+            self._seen = total
+
+
 class BusyShare:
     """Share of the last 10 s that the device spent in steps, to a tenth of a second; holds at most 101 numbers."""
 
@@ -77,6 +101,8 @@ class EngineMetrics:
         self._batch = self._histogram("batch_size")
         self._batched_tokens = self._histogram("batched_tokens")
         self._schedule = self._histogram("schedule_seconds")
+        self._slot_kernel = self._histogram("slot_kernel_seconds")
+        self._totals = {name: Total(self._counter(name)) for name in _TOTALS}
         self._tokenize = self._histogram("tokenize_seconds")
         self._detokenize = self._histogram("detokenize_seconds")
         self._rates = Rates(clock.mono_ns())
@@ -122,10 +148,13 @@ class EngineMetrics:
             self._batch.observe(step.batch)
             self._batched_tokens.observe(step.tokens)
             self._schedule.observe(step.schedule_ns / 1e9)
+            self._slot_kernel.observe(step.slot_kernel_ns / 1e9)
             if step.gap_ns is not None:
                 self._gap.observe(step.gap_ns / 1e9)
                 self._rates.add_gap(step.gap_ns)
         gauges = message.gauges
+        for name, field in _TOTALS.items():
+            self._totals[name].grow_to(getattr(gauges, field))
         self._running.set(gauges.running)
         self._waiting.set(gauges.waiting)
         self._kv_usage.set(gauges.kv_used / gauges.kv_pages if gauges.kv_pages else 0.0)

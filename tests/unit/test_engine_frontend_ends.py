@@ -301,7 +301,18 @@ async def test_steps_are_counted(tmp_path: Path) -> None:
     assert harness.metric("batched_tokens_sum") == 80
     assert (harness.metric("token_gap_seconds_count"), harness.metric("token_gap_seconds_sum")) == (1, 0.001)
     assert harness.metric("schedule_seconds_sum") == pytest.approx(0.0004)
+    assert harness.metric("slot_kernel_seconds_count") == 2
     assert harness.metric("busy_ratio") == pytest.approx(0.007)
+
+
+async def test_totals_of_the_core_are_counted_once(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    for queries in (100, 100, 130):
+        told = {"prefix_queries_total": queries, "prefix_hits_total": 40, "evictions_total": 2}
+        harness.core.say(gauges=Gauges(0, 0, 0, 100, **told, preemptions_total=3, ooms_total=1))
+    expected = {"queries": 130, "hits": 40, "evictions": 2}
+    assert {name: harness.metric(f"prefix_cache_{name}_total") for name in expected} == expected
+    assert (harness.metric("num_preemptions_total"), harness.metric("oom_total")) == (3, 1)
 
 
 def test_the_busy_share_forgets_what_is_ten_seconds_old() -> None:
