@@ -11,12 +11,9 @@ import argparse
 import logging
 import os
 import secrets
-import select
 import signal
 import socket
 import sys
-import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -25,6 +22,7 @@ import zmq
 from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Failed, FromCore, ToCore, decode_to_core, encode
 from backend_engine.devices.opening import open_device
+from backend_engine.parent import end_with_parent
 from settings.schema import Settings
 from tracing.clock import SystemClock
 
@@ -127,27 +125,9 @@ def _use_threads() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))  # read by torch when it is imported
 
 
-def _end_with_parent(parent: int) -> None:
-    """Ends this process when its parent is gone, also in the middle of loading a model or of a step."""
-
-    def watch() -> None:
-        try:
-            handle = os.pidfd_open(parent)
-        except (AttributeError, OSError):  # no Linux, or one older than 5.3
-            while os.getppid() == parent:
-                time.sleep(1)
-        else:
-            select.select([handle], [], [])
-        os._exit(1)
-
-    if os.getppid() != parent:
-        os._exit(1)
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
-
-
 def main() -> int:
     """Reads the command line and runs a core."""
-    _end_with_parent(os.getppid())
+    end_with_parent(os.getppid())
     parser = argparse.ArgumentParser(prog="python -m backend_engine.core.process", description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of the effective settings")
     parser.add_argument("--inbox", required=True, help="ipc:// address that messages come from")

@@ -142,7 +142,7 @@ class ChildProcess:
                 self.loaded = message
                 self._was_ever_loaded = True
                 log.info(
-                    "the engine's %sr is ready after %.1f s, with %.0f MiB",
+                    "the engine's %sr is ready: %.1f s of loading, %.0f MiB",
                     self._kind,
                     message.load_ns / 1e9,
                     message.memory_bytes / 2**20,

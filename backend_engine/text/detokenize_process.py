@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     """Loads, then works until it is ended."""
-    began_ns = time.monotonic_ns()
     _, line = begin("detokenize")
     try:
         start = decode_to_detokenizer(line.receive())
         assert isinstance(start, Start)
+        began_ns = time.monotonic_ns()
         tokenizer = token_texts_from(Path(start.tokenizer_path).read_text())
     except Exception as error:
         log.error("the tokenizer can't be loaded: %s", error, exc_info=not isinstance(error, ValueError))

@@ -23,8 +23,10 @@ def main() -> int:
     settings, line = begin("tokenize")
     try:
         prepare_tokenizer(settings)
+        waited_from_ns = time.monotonic_ns()
         start = decode_to_tokenizer(line.receive())
         assert isinstance(start, Start)
+        began_ns += time.monotonic_ns() - waited_from_ns
         tokenizer = load_tokenizer(settings)
         _hand_over(tokenizer, Path(start.tokenizer_path))
     except Exception as error:

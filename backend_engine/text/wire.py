@@ -158,6 +158,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The process has what it needs and takes work."""
 
     load_ns: int
+    """Without waiting for Start."""
     memory_bytes: int
     """Resident, when loaded."""
     tool_format: str | None = None
