@@ -7,16 +7,17 @@ import msgspec
 
 from gateway.exchange import Exchange, Headers, outcome_of
 from gateway.reporter import Reporter
-from gateway.surfaces.openai import ParsedRequest, Surface, without_timings
-from gateway.surfaces.stream import StreamRelay, read_timings, read_usage
-from gateway.upstreams.attempt import answer_headers
+from gateway.surfaces.openai import ParsedRequest
+from gateway.surfaces.surface import Dialect, Surface
+from gateway.upstreams.attempt import answer_headers, retry_after
 from gateway.upstreams.deadlines import Deadlines, Phase
 from gateway.upstreams.router import Target
 from protocol.errors import ApiError
-from protocol.openai import decode_answer, is_present
 from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
 
 MAX_ANSWER_BYTES = 256 * 2**20
+STATUSES = {503: 503, 504: 504, 529: 503}
+"""An upstream's failures that keep their meaning (529 is Anthropic's "overloaded"); any other is a 502."""
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -28,6 +29,16 @@ class Call(msgspec.Struct, frozen=True):
     request: ParsedRequest
     target: Target
     deadlines: Deadlines
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the surface is spoken with the target."""
+        return self.surface.dialect(self.target)
+
+    @property
+    def url(self) -> str:
+        """Where the request goes."""
+        return self.dialect.url(self.target.upstream.base_url, self.request)
 
     @property
     def keep_timings(self) -> bool:
@@ -46,7 +57,8 @@ async def answer(call: Call, attempt: Attempt, response: aiohttp.ClientResponse,
 async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientResponse, reporter: Reporter) -> None:
     exchange, deadlines = call.exchange, call.deadlines
     ledger, clock = exchange.ledger, exchange.clock
-    relay = StreamRelay(ledger, wants_usage=call.request.wants_usage, keep_timings=call.keep_timings)
+    relay = call.dialect.stream(ledger, call.request, keep_timings=call.keep_timings)
+    exchange.errors = relay.shape(call.surface.errors)
     while data := await _read(call, attempt, response):
         now = clock.mono_ns()
         if not ledger.first_token:
@@ -55,6 +67,8 @@ async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientRes
         if relay.error is not None and not exchange.started:
             raise _error_event(relay.error, attempt.upstream)
         if not out:
+            if relay.error is not None and relay.retells_errors:
+                break
             continue
         # A client that reads slowly is not a silent upstream: while writing, it is the client's time that counts.
         deadlines.enter(Phase.WRITE)
@@ -64,9 +78,11 @@ async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientRes
         if ledger.first_token and not ledger.first_token_written:
             ledger.first_token_written = clock.mono_ns()
             reporter.first_token(_first_token(ledger))
+        if relay.error is not None and relay.retells_errors:
+            break
     ledger.upstream_end = attempt.end = clock.mono_ns()
     tail = relay.end(ledger.upstream_end)
-    if relay.error is not None and not exchange.started:
+    if relay.error is not None and (relay.retells_errors or not exchange.started):
         raise _error_event(relay.error, attempt.upstream)
     if not relay.done and relay.error is None:
         raise _cut_short(attempt)
@@ -93,7 +109,7 @@ async def _send_whole(call: Call, attempt: Attempt, response: aiohttp.ClientResp
     ledger.upstream_end = attempt.end = exchange.clock.mono_ns()
     body = b"".join(pieces)
     if response.status >= 300:
-        _check_passable(response, body, attempt)
+        _check_passable(call, response, body, attempt)
         ledger.error_code = "upstream_refused"
     else:
         body = _read_answer(call, response, body)
@@ -128,26 +144,15 @@ def _read_answer(call: Call, response: aiohttp.ClientResponse, body: bytes) -> b
             "its URL probably leads to something else.",
         )
     try:
-        found = decode_answer(body)
-    except (msgspec.ValidationError, RecursionError):
-        return body
+        return call.dialect.whole(ledger, call.request, body, keep_timings=call.keep_timings)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(
             502, "upstream_error", f"The upstream {call.target.upstream.name!r} answered with broken JSON."
         ) from error
-    if found.choices and found.choices[0].finish_reason:
-        ledger.finish_reason = found.choices[0].finish_reason
-    if is_present(found.usage):
-        read_usage(ledger, found.usage)
-    if is_present(found.timings):
-        read_timings(ledger, found.timings, ledger.upstream_end)
-        if not call.keep_timings:
-            return without_timings(body)
-    return body
 
 
-def _check_passable(response: aiohttp.ClientResponse, body: bytes, attempt: Attempt) -> None:
-    """A client error in JSON goes to the client as it is; anything else becomes an error of our own, raised here."""
+def _check_passable(call: Call, response: aiohttp.ClientResponse, body: bytes, attempt: Attempt) -> None:
+    """A client error in JSON of the surface's shape goes to the client as it is; else an error of our own is raised."""
     status, upstream = response.status, attempt.upstream
     attempt.error = "status"
     if status in (401, 403):
@@ -163,19 +168,15 @@ def _check_passable(response: aiohttp.ClientResponse, body: bytes, attempt: Atte
     if status >= 500:
         message, code = told or (f"The upstream {upstream!r} failed with status {status}.", "upstream_error")
         raise ApiError(
-            status if status in (503, 504) else 502,
+            STATUSES.get(status, 502),
             code,
             message,
-            retry_after=_retry_after(response),
+            retry_after=retry_after(response),
         )
     if told is None:
         raise ApiError(status, "upstream_refused", f"The upstream {upstream!r} refused with status {status}.")
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """The upstream's own wish, in whole seconds up to a day; its other form, a date, is not read."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() and len(value) <= 5 else None
+    if not call.surface.errors.fits(body):
+        raise ApiError(status, told[1], told[0], retry_after=retry_after(response))
 
 
 class _ErrorBody(msgspec.Struct):

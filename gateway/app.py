@@ -11,19 +11,17 @@ from starlette.routing import Route
 from gateway.endpoint import Endpoint
 from gateway.exchange import Exchange, without_keys
 from gateway.relay import Relay
-from gateway.surfaces.models import list_models, show_model
-from gateway.surfaces.openai import SURFACES, Surface
+from gateway.surfaces.catalogue import SURFACES
+from gateway.surfaces.models import as_anthropic, list_models, show_model
+from gateway.surfaces.shapes import ANTHROPIC_ERRORS
+from gateway.surfaces.surface import Surface
 from protocol.errors import ApiError
 
 PREFIXES = ("/api", "/api/v1", "/v1")
 DOUBLED = ("/api/v1/v1", "/v1/v1")
 """Accepted too, with a header that names the right base_url."""
-NOT_BUILT = {
-    "/responses": "the OpenAI responses API",
-    "/messages": "the Anthropic messages API",
-    "/messages/count_tokens": "the Anthropic messages API",
-    "/embeddings": "embeddings",
-}
+HELLO = "/api/hello"
+"""Where Claude Code looks whether its base_url answers."""
 
 
 def build_app(relay: Relay, base_url: str) -> FastAPI:
@@ -35,8 +33,8 @@ def build_app(relay: Relay, base_url: str) -> FastAPI:
             app.router.routes.append(Route(prefix + surface.path, SurfaceEndpoint(relay, surface, hint)))
         app.router.routes.append(Route(prefix + "/models", ModelsEndpoint(relay, hint)))
         app.router.routes.append(Route(prefix + "/models/{model:path}", ModelsEndpoint(relay, hint)))
-        for path, what in NOT_BUILT.items():
-            app.router.routes.append(Route(prefix + path, NotBuiltEndpoint(what)))
+        app.router.routes.append(Route(prefix + HELLO, HelloEndpoint()))
+    app.router.routes.append(Route(HELLO, HelloEndpoint()))
     app.router.routes.append(Route("/healthz", health, methods=["GET"]))
     app.router.default = UnknownPathEndpoint(base_url)
     app.router.redirect_slashes = False
@@ -64,6 +62,7 @@ class SurfaceEndpoint(Endpoint):
         super().__init__(hint)
         self._relay = relay
         self._surface = surface
+        self.errors = surface.errors
 
     async def serve(self, exchange: Exchange) -> None:
         await self._relay.serve(exchange, self._surface)
@@ -83,25 +82,19 @@ class ModelsEndpoint(Endpoint):
         key = await self._relay.authenticate(exchange)
         wanted = exchange.scope["path_params"].get("model")
         router = self._relay.router
-        await exchange.answer_json(list_models(router, key) if wanted is None else show_model(router, key, wanted))
+        if exchange.errors is ANTHROPIC_ERRORS:
+            await exchange.answer_json(as_anthropic(router, key, wanted))
+        else:
+            await exchange.answer_json(list_models(router, key) if wanted is None else show_model(router, key, wanted))
 
 
-class NotBuiltEndpoint(Endpoint):
-    """A path that clients know and this version does not serve: said plainly."""
+class HelloEndpoint(Endpoint):
+    """Says that somebody is there, to anybody who asks."""
 
-    method = None
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self._what = what
+    method = "GET"
 
     async def serve(self, exchange: Exchange) -> None:
-        raise ApiError(
-            501,
-            "not_built",
-            f"This version of Tokenline does not serve {self._what}. "
-            "It serves /chat/completions, /completions and /models.",
-        )
+        await exchange.answer_json(b'{"message":"hello"}')
 
 
 class UnknownPathEndpoint(Endpoint):
@@ -120,7 +113,7 @@ class UnknownPathEndpoint(Endpoint):
 def wrong_base_url(path: str, base_url: str) -> ApiError:
     """The 404 of an unknown path, with the likeliest slip."""
     shown = re.sub(r"[^\x21-\x7e…]", "?", without_keys(path))[:200]
-    known = [*(surface.path for surface in SURFACES), *NOT_BUILT, "/models"]
+    known = [*(surface.path for surface in SURFACES), "/models"]
     ending = next((end for end in sorted(known, key=len, reverse=True) if path.rstrip("/").endswith(end)), None)
     if ending and path.rstrip("/").removesuffix(ending).endswith(ending):
         slip = "Your base_url already holds a whole path. "

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 from gateway.exchange import ClientLeft, ClientTooSlow, Exchange, Receive, Scope, Send, outcome_of
 from gateway.ingress import EXCHANGE
+from gateway.surfaces.shapes import ErrorShape, shape_for
 from protocol.errors import ApiError
 from tracing.ledger import Outcome
 
@@ -20,6 +21,9 @@ class Endpoint(ABC):
     method: str | None = "POST"
     """The only method taken (HEAD goes with GET); None: any."""
 
+    errors: ErrorShape | None = None
+    """How this path's clients read errors; None: as their headers say."""
+
     def __init__(self, hint: str | None = None) -> None:
         self._hint = hint
 
@@ -30,6 +34,7 @@ class Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.hint = self._hint
+        exchange.errors = self.errors or shape_for(exchange.headers)
         ledger = exchange.ledger
         try:
             self._check_method(scope["method"])

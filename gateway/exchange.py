@@ -11,6 +11,7 @@ from typing import Any
 from gateway.connection import CONNECTION, Connection
 from gateway.lag import LoopLag
 from gateway.limits.standing import RATELIMIT
+from gateway.surfaces.shapes import OPENAI_ERRORS, ErrorShape
 from protocol.errors import ApiError
 from protocol.ids import (
     accepted_client_id,
@@ -56,6 +57,8 @@ class Exchange:
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.started = False
+        self.errors: ErrorShape = OPENAI_ERRORS
+        """How the client reads an error, now."""
         self.hint: str | None = None
         """The base_url that the client should have used."""
         self.more_headers: Headers = []
@@ -144,9 +147,10 @@ class Exchange:
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 if self.started:
-                    await self.write(error.openai_event(ledger.request_id), last=True)
+                    await self.write(self.errors.event(error, ledger.request_id), last=True)
                 else:
-                    await self.answer_json(error.openai_body(ledger.request_id), error.status, error.headers())
+                    body = self.errors.body(error, ledger.request_id)
+                    await self.answer_json(body, error.status, error.headers())
         except TimeoutError:
             await self.abort()
 
@@ -181,6 +185,8 @@ class Exchange:
     def _own_headers(self) -> Headers:
         ledger = self.ledger
         hint = [(b"x-tokenline-hint", f"base_url={self.hint}".encode())] if self.hint else []
+        if self.errors.id_header is not None:
+            hint.append((self.errors.id_header, ledger.request_id.encode()))
         return [
             *hint,
             *self.more_headers,

@@ -14,8 +14,9 @@ from gateway.keys.record import KeyRecord
 from gateway.keys.verify import KeyVerifier
 from gateway.limits.grant import Grant, Limiter, tokens_of
 from gateway.reporter import Reporter
-from gateway.surfaces.openai import ParsedRequest, Surface, parse
+from gateway.surfaces.openai import ParsedRequest
 from gateway.surfaces.stream import count_by_events, forget_answer
+from gateway.surfaces.surface import Surface
 from gateway.upstreams.attempt import connection_error, request_headers, retry_after
 from gateway.upstreams.balance import Balancer, Upkeep
 from gateway.upstreams.client import UpstreamClient
@@ -72,8 +73,11 @@ class Relay:
         ledger, clock = exchange.ledger, exchange.clock
         body = await exchange.body(self._limits.max_body_bytes, self._limits.receive_timeout_seconds)
         ledger.body_read = clock.mono_ns()
-        request, route = self._choose(exchange, key, body)
+        request, route = self._choose(exchange, surface, key, body)
         ledger.routed = clock.mono_ns()
+        self._reporter.admitted(
+            Admitted(ledger.request_id, ledger.worker, ledger.model, surface.name, ledger.stream, ledger.ingress)
+        )
         with exchange.watching():
             await self._admit(ledger)
             ledger.admitted = clock.mono_ns()
@@ -113,26 +117,23 @@ class Relay:
             exchange.more_headers = grant.headers
         return grant
 
-    def _choose(self, exchange: Exchange, key: KeyRecord, body: bytes) -> tuple[ParsedRequest, Route]:
+    def _choose(self, exchange: Exchange, surface: Surface, key: KeyRecord, body: bytes) -> tuple[ParsedRequest, Route]:
         if exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(415, "unsupported_encoding", "Compressed request bodies are not accepted. Send it plain.")
         ledger = exchange.ledger
-        request = parse(body)
+        request = surface.parse(body, exchange.scope["query_string"])
         ledger.stream, ledger.choices = request.stream, request.choices
         if not key.may_use(request.model):
             allowed = f"This key may not use {request.model!r}. It may use: {', '.join(key.models)}."
             raise ApiError(403, "model_not_allowed", allowed, param="model")
-        route = self.router.choose(request.model)
+        route = surface.narrow(self.router.choose(request.model))
         ledger.model = route.model
-        request.body_for(route.targets[0].model)  # made here, so that its making counts as routing
+        surface.body(request, route.targets[0])  # made here, so that its making counts as routing
         return request, route
 
     async def _answer(self, exchange: Exchange, surface: Surface, request: ParsedRequest, route: Route) -> None:
         """Tries the route's targets in turn until one begins to answer."""
         ledger = exchange.ledger
-        self._reporter.admitted(
-            Admitted(ledger.request_id, ledger.worker, ledger.model, surface.name, ledger.stream, ledger.ingress)
-        )
         spent = (exchange.clock.mono_ns() - ledger.ingress) / 1e9
         total_at = asyncio.get_running_loop().time() + self._limits.request_timeout_seconds - spent
         targets = self._balancer.order(route, bytes(request.fields.get("messages", b"")) if route.affinity else b"")
@@ -217,9 +218,9 @@ class Relay:
         try:
             response = await self._client.post(
                 target.upstream,
-                call.surface.path,
+                call.url,
                 request_headers(call.exchange, attempt, target),
-                call.request.body_for(target.model),
+                call.surface.body(call.request, target),
                 attempt,
                 call.deadlines,
             )

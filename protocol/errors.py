@@ -15,6 +15,9 @@ ERROR_TYPES = {
     429: "rate_limit_error",
 }
 
+ANTHROPIC_TYPES = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error", 529: "overloaded_error"}
+"""Where Anthropic's names differ from the above."""
+
 
 class ApiError(Exception):
     """A refusal or failure that is told to the client.
@@ -63,6 +66,20 @@ class ApiError(Exception):
     def openai_event(self, request_id: str | None = None) -> bytes:
         """The same as one `data:` event, for a stream that has begun."""
         return b"data: " + self.openai_body(request_id) + b"\n\n"
+
+    def anthropic_body(self, request_id: str | None = None) -> bytes:
+        """`{"type": "error", "error": {...}}` as Anthropic's SDKs read it."""
+        return msgspec.json.encode(
+            {
+                "type": "error",
+                "error": {"type": ANTHROPIC_TYPES.get(self.status, self.type), "message": self.message},
+                "request_id": request_id,
+            }
+        )
+
+    def anthropic_event(self, request_id: str | None = None) -> bytes:
+        """The same as one `error` event, for a stream that has begun."""
+        return b"event: error\ndata: " + self.anthropic_body(request_id) + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers that belong to this error (Retry-After, WWW-Authenticate and what its raiser added)."""

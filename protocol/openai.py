@@ -22,6 +22,13 @@ class Request(msgspec.Struct, frozen=True):
     n: int | None = None
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """What the gateway must know of a request on any other surface."""
+
+    model: str
+    stream: bool | None = None
+
+
 class PromptDetails(msgspec.Struct, frozen=True):
     """`usage.prompt_tokens_details`."""
 
@@ -76,6 +83,9 @@ class Choice(msgspec.Struct, frozen=True):
     message: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
+    stop_reason: Any = None
+    """Where the server says so: the stop string that ended the answer."""
+    index: int = 0
 
 
 ABSENT = msgspec.Raw()
@@ -96,6 +106,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 decode_request = msgspec.json.Decoder(Request).decode
+decode_asked = msgspec.json.Decoder(Asked).decode
 decode_answer = msgspec.json.Decoder(Answer).decode
 decode_usage = msgspec.json.Decoder(Usage).decode
 decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

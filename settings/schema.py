@@ -15,6 +15,12 @@ ENGINE_UPSTREAM = "engine"
 """Name of the co-located engine among the upstreams."""
 
 
+SurfaceName = Literal["chat", "completions", "responses", "messages", "count_tokens", "embeddings", "tokenize"]
+DEFAULT_SURFACES: tuple[SurfaceName, ...] = ("chat", "completions", "embeddings", "tokenize")
+"""What an OpenAI-compatible server is taken to speak."""
+ENGINE_SURFACES: tuple[SurfaceName, ...] = ("chat", "completions", "tokenize")
+
+
 class Section(BaseModel):
     """A table of the configuration file: frozen, and closed to keys that it does not know."""
 
@@ -160,6 +166,15 @@ class UpstreamSettings(Section):
     url: str | None = Field(None, description="http(s) base URL that /chat/completions is appended to.")
     unix_socket: str | None = Field(None, description="Path of a Unix socket; paths below it start with /v1.")
     api_key_env: str | None = Field(None, description="Environment variable that holds the upstream's key.")
+    api_key_header: Literal["authorization", "x-api-key", "api-key"] = Field(
+        "authorization", description="Where the key goes; Anthropic's own API wants x-api-key."
+    )
+    surfaces: tuple[SurfaceName, ...] = Field(
+        DEFAULT_SURFACES,
+        min_length=1,
+        description="What it speaks itself. responses and messages are translated to chat where they are missing, "
+        "count_tokens to tokenize (/tokenize beside /v1, as vLLM has it).",
+    )
     connect_timeout_seconds: float | None = Field(None, gt=0, description="In place of the server's.")
     first_byte_timeout_seconds: float | None = Field(None, gt=0, description="In place of the server's.")
     idle_timeout_seconds: float | None = Field(None, gt=0, description="In place of the server's.")

@@ -22,6 +22,22 @@ def list_models(router: Router, key: KeyRecord) -> bytes:
     return msgspec.json.encode({"object": "list", "data": data})
 
 
+def as_anthropic(router: Router, key: KeyRecord, model: str | None) -> bytes:
+    """The list, or one model, in Anthropic's shape. Raises ApiError 404 as show_model does."""
+    visible = _visible(router, key)
+    if model is None:
+        data = [_anthropic_shape(name) for name in visible]
+        ends = {"first_id": visible[0] if visible else None, "last_id": visible[-1] if visible else None}
+        return msgspec.json.encode({"data": data, "has_more": False, **ends})
+    if model not in visible:
+        raise not_found(model, visible)
+    return msgspec.json.encode(_anthropic_shape(model))
+
+
+def _anthropic_shape(model: str) -> dict[str, str]:
+    return {"type": "model", "id": model, "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
+
+
 def show_model(router: Router, key: KeyRecord, model: str) -> bytes:
     """One model. Raises ApiError 404 for one that doesn't exist, and for one that the key may not use."""
     visible = _visible(router, key)

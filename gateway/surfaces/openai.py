@@ -1,4 +1,4 @@
-"""OpenAI chat completions and completions: one surface in two shapes.
+"""Requests as they came in, and OpenAI's chat completions and completions among them.
 
 A request is forwarded as the bytes that came, but for the model's upstream name and `stream_options.include_usage`.
 An answer is forwarded as it comes, but for `timings` (the engine's report) and a usage event that nobody asked for.
@@ -6,26 +6,18 @@ An answer is forwarded as it comes, but for `timings` (the engine's report) and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 from protocol.errors import ApiError
-from protocol.openai import Request, decode_fields, decode_request, encode_fields
+from protocol.openai import Asked, Request, decode_asked, decode_fields, decode_request, encode_fields
 
 MAX_MODEL_NAME = 256
 MAX_CHOICES = 128
 
-
-class Surface(msgspec.Struct, frozen=True):
-    """An API path and its name in metrics and traces."""
-
-    name: str
-    path: str
-    """After the prefix, and after an upstream's base URL."""
-
-
-CHAT = Surface("chat", "/chat/completions")
-COMPLETIONS = Surface("completions", "/completions")
-SURFACES = (CHAT, COMPLETIONS)
+Asks = TypeVar("Asks", Request, Asked)
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -36,10 +28,14 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     model: str
     stream: bool
     wants_usage: bool
-    """The client asked for the usage event."""
+    """The client asked for the usage event, or the surface has none."""
     choices: int
+    query: str = ""
+    """With its question mark, where upstreams get one."""
     made: dict[str, bytes] = {}
     """Bodies for upstreams by model name: made once, while routing."""
+    translated: dict[str, bytes] = {}
+    """The same for upstreams that speak another surface."""
 
     def body_for(self, model: str) -> bytes:
         """The body for one upstream: the very bytes that came unless something had to change."""
@@ -60,18 +56,12 @@ class ParsedRequest(msgspec.Struct, frozen=True):
         return encode_fields(fields)
 
 
-def parse(body: bytes) -> ParsedRequest:
+def parse_chat(body: bytes, _query: bytes = b"") -> ParsedRequest:
     """Raises ApiError 400 that says where the JSON breaks or which field has the wrong type."""
-    try:
-        if not body.isascii():
-            body.decode()  # values that stay raw would pass on broken UTF-8
-        request = decode_request(body)
-        fields = decode_fields(body)
-    except msgspec.ValidationError as error:
-        raise _wrong_type(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {error}") from error
-    _check(request)
+    request, fields = _read(body, decode_request)
+    _check_model(request.model)
+    if request.n is not None and not 1 <= request.n <= MAX_CHOICES:
+        raise ApiError(400, "invalid_request", f"'n' must be from 1 to {MAX_CHOICES}.", param="n")
     return ParsedRequest(
         body=body,
         fields=fields,
@@ -82,19 +72,43 @@ def parse(body: bytes) -> ParsedRequest:
     )
 
 
-def _check(request: Request) -> None:
-    if not request.model or len(request.model) > MAX_MODEL_NAME:
+def parse_other(body: bytes, query: bytes = b"") -> ParsedRequest:
+    """The same for surfaces of which the gateway reads only the model and whether to stream."""
+    request, fields = _read(body, decode_asked)
+    _check_model(request.model)
+    return ParsedRequest(
+        body=body,
+        fields=fields,
+        model=request.model,
+        stream=bool(request.stream),
+        wants_usage=True,
+        choices=1,
+        query="?beta=true" if b"beta=true" in query.split(b"&") else "",
+    )
+
+
+def _read(body: bytes, decode: Callable[[bytes], Asks]) -> tuple[Asks, dict[str, msgspec.Raw]]:
+    try:
+        if not body.isascii():
+            body.decode()  # values that stay raw would pass on broken UTF-8
+        return decode(body), decode_fields(body)
+    except msgspec.ValidationError as error:
+        raise wrong_field(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {error}") from error
+
+
+def _check_model(model: str) -> None:
+    if not model or len(model) > MAX_MODEL_NAME:
         raise ApiError(400, "invalid_request", f"'model' must be 1 to {MAX_MODEL_NAME} characters long.", param="model")
-    if request.n is not None and not 1 <= request.n <= MAX_CHOICES:
-        raise ApiError(400, "invalid_request", f"'n' must be from 1 to {MAX_CHOICES}.", param="n")
 
 
-def _wrong_type(error: msgspec.ValidationError) -> ApiError:
+def wrong_field(error: msgspec.ValidationError) -> ApiError:
     """msgspec says "Expected `int`, got `str` - at `$.n`": the path names the field."""
     text = str(error)
     param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None
     if "missing required field" in text:
-        param = text.split("`")[1]
+        param = (f"{param}." if param else "") + text.split("`")[1]
         return ApiError(400, "invalid_request", f"The field '{param}' is missing.", param=param)
     if param is None:
         return ApiError(400, "invalid_json", f"The body must be a JSON object: {text}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 
 from gateway.exchange import Exchange
-from gateway.upstreams.router import Target
+from gateway.upstreams.router import Target, Upstream
 from protocol.errors import ApiError
 from protocol.ids import format_traceparent
 from tracing.ledger import Attempt
@@ -25,7 +25,7 @@ NOT_FORWARDED = frozenset(
 NOT_RETURNED = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding",
-        "upgrade", "content-length", "content-encoding", "date", "server", "set-cookie", "x-request-id",
+        "upgrade", "content-length", "content-encoding", "date", "server", "set-cookie", "x-request-id", "request-id",
         "traceparent", "tracestate", "server-timing", "alt-svc", "strict-transport-security",
     }
 )  # fmt: skip
@@ -46,9 +46,16 @@ def request_headers(exchange: Exchange, attempt: Attempt, target: Target) -> dic
     headers["traceparent"] = format_traceparent(ledger.trace_id, attempt.span_id)
     if ledger.tracestate:
         headers["tracestate"] = ledger.tracestate
-    if target.upstream.api_key:
-        headers["authorization"] = f"Bearer {target.upstream.api_key}"
+    headers |= credentials(target.upstream)
     return headers
+
+
+def credentials(upstream: Upstream) -> dict[str, str]:
+    """The upstream's key in the header that it reads; empty without one."""
+    if not upstream.api_key:
+        return {}
+    name = upstream.api_key_header
+    return {name: f"Bearer {upstream.api_key}" if name == "authorization" else upstream.api_key}
 
 
 def answer_headers(response: aiohttp.ClientResponse, upstream: str) -> list[tuple[bytes, bytes]]:

@@ -8,6 +8,7 @@ import aiohttp
 from aiohttp import payload
 from aiohttp.abc import AbstractStreamWriter
 
+from gateway.upstreams.attempt import credentials
 from gateway.upstreams.deadlines import Deadlines, Phase
 from gateway.upstreams.router import Upstream
 from tracing.clock import Clock
@@ -30,7 +31,7 @@ class UpstreamClient:
     async def post(
         self,
         upstream: Upstream,
-        path: str,
+        url: str,
         headers: dict[str, str],
         body: bytes,
         attempt: Attempt,
@@ -41,7 +42,7 @@ class UpstreamClient:
         deadlines.enter(Phase.CONNECT)
         attempt.connect_start = self._clock.mono_ns()
         return await self._session(upstream).post(
-            upstream.base_url + path,
+            url,
             data=_StampedBody(body, sending, self._clock),
             headers=headers,
             trace_request_ctx=sending,
@@ -50,7 +51,7 @@ class UpstreamClient:
 
     async def check(self, upstream: Upstream) -> int:
         """Status of its health path. Raises aiohttp.ClientError or OSError."""
-        headers = {"authorization": f"Bearer {upstream.api_key}"} if upstream.api_key else {}
+        headers = credentials(upstream)
         url = f"{upstream.base_url}{upstream.health_path}"
         async with self._session(upstream).get(url, headers=headers, allow_redirects=False) as response:
             return response.status

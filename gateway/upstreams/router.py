@@ -10,7 +10,7 @@ import msgspec
 
 from protocol.errors import ApiError
 from settings import Settings
-from settings.schema import ENGINE_UPSTREAM
+from settings.schema import DEFAULT_SURFACES, ENGINE_SURFACES, ENGINE_UPSTREAM
 
 
 class UpstreamLimits(msgspec.Struct, frozen=True):
@@ -29,6 +29,10 @@ class Upstream(msgspec.Struct, frozen=True):
     """http(s) URL that a surface's path is appended to, without a final slash."""
     unix_socket: str | None = None
     api_key: str | None = None
+    api_key_header: str = "authorization"
+    """Where the key goes; in `authorization` after `Bearer `."""
+    surfaces: frozenset[str] = frozenset(DEFAULT_SURFACES)
+    """What it speaks."""
     health_path: str | None = "/models"
     """Below base_url; None: not checked."""
     limits: UpstreamLimits = UpstreamLimits()
@@ -108,7 +112,8 @@ def router_from(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
     if settings.has_engine:
         socket = settings.engine_unix_socket
         origin = "http://localhost" if socket else settings.engine_origin
-        engine = Upstream(ENGINE_UPSTREAM, f"{origin}/v1", unix_socket=str(socket) if socket else None)
+        spoken = frozenset(DEFAULT_SURFACES if settings.engine.backend == "vllm" else ENGINE_SURFACES)
+        engine = Upstream(ENGINE_UPSTREAM, f"{origin}/v1", unix_socket=str(socket) if socket else None, surfaces=spoken)
         upstreams[engine.name] = engine
         routes.append(Route(settings.engine_model_name, (Target(engine, settings.engine_model_name),)))
     for entry in settings.upstreams:
@@ -117,6 +122,8 @@ def router_from(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
             base_url=(entry.url or "http://localhost/v1").rstrip("/"),
             unix_socket=entry.unix_socket,
             api_key=environ[entry.api_key_env] if entry.api_key_env else None,
+            api_key_header=entry.api_key_header,
+            surfaces=frozenset(entry.surfaces),
             health_path=entry.health_path or None,
             limits=UpstreamLimits(
                 entry.connect_timeout_seconds, entry.first_byte_timeout_seconds, entry.idle_timeout_seconds

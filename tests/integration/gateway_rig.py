@@ -73,6 +73,8 @@ class Upstream:
         self.script: Script = whole({})
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        """With their query strings."""
         self.cancelled = asyncio.Event()
         self.asked = asyncio.Event()
         self.url = ""
@@ -87,6 +89,7 @@ class Upstream:
                 await asyncio.sleep(60)
             return web.json_response({"data": []})
         self.bodies.append(await request.read())
+        self.paths.append(request.path_qs)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.asked.set()
         try:
@@ -179,8 +182,10 @@ async def rig(
     names: tuple[str, ...] = ("a",),
     server: dict[str, object] | None = None,
     dead: tuple[str, ...] = (),
+    spoken: dict[str, object] | None = None,
     health_path: str = "",
     affinity: str = "none",
+    more: dict[str, object] | None = None,
 ) -> AsyncIterator[Rig]:
     """A running rig. Model `m` goes to every upstream in turn, model `alias` to `real-name` at the first.
 
@@ -199,12 +204,13 @@ async def rig(
         upstream.context = context  # type: ignore[attr-defined]
     settings = Settings(
         state_dir=tmp_path,
+        **(more or {}),
         server=ServerSettings(port=port, api_key=KEY, **(server or {})),
         engine=EngineSettings(backend="none"),
         upstreams=tuple(
             [UpstreamSettings(name=name, url=dead_url, health_path=health_path) for name in dead]
             + [
-                UpstreamSettings(name=name, url=upstream.url, health_path=health_path)
+                UpstreamSettings(name=name, url=upstream.url, **(spoken or {}), health_path=health_path)
                 for name, upstream in upstreams.items()
             ]
         ),

@@ -176,7 +176,7 @@ async def test_every_prefix_answers_and_a_doubled_one_gets_a_hint(tmp_path: Path
         ("/api/v1/chat/completions/chat/completions", b"{}", 404, "wrong_base_url"),
         ("/openai/v1/chat/completions", b"{}", 404, "wrong_base_url"),
         ("/", b"{}", 404, "wrong_base_url"),
-        ("/api/v1/messages", b"{}", 501, "not_built"),
+        ("/api/v1/embeddings", b"{}", 400, "invalid_request"),
         ("/api/v1/models", b"{}", 405, "method_not_allowed"),
     ],
 )
