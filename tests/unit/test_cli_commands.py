@@ -152,6 +152,47 @@ def test_the_secret_alone_is_on_standard_output(tokenline):
     assert "not shown again" in err
 
 
+def test_a_key_with_a_plan_and_limits_is_made_shown_and_rotated(tokenline, state, tmp_path):
+    (tmp_path / "tokenline.toml").write_text("[plans.free]\nrequests_per_minute = 60\n")
+    limits = ("--rpm", "5", "--tpm", "6", "--concurrency", "7", "--daily", "8", "--monthly", "9")
+    code, out, _ = tokenline(
+        "keys", "create", "--alias", "app", "--plan", "free", *limits, "--tags", "web, blue", "--json"
+    )
+    made = json.loads(out)
+    assert (code, made["plan"], made["tags"]) == (0, "free", ["web", "blue"])
+    assert list(made["limits"].values()) == [5, 6, 7, 8, 9]
+    _, out, _ = tokenline("keys", "rotate", "app", "--grace", "1h", "--json")
+    rotated = json.loads(out)
+    assert rotated["secret"] != made["secret"]
+    assert rotated["previous_until_ns"] - rotated["rotated_ns"] == 3600 * 10**9
+    _, out, _ = tokenline("keys", "show", "app")
+    assert "5 requests/min" in out
+    assert "old secret until" in out
+    assert json.loads(tokenline("keys", "show", "app", "--json")[1])["id"] == made["id"]
+    assert json.loads(tokenline("plans", "list", "--json")[1])["plans"][0]["limits"] == {"requests_per_minute": 60}
+    assert "60 requests/min" in tokenline("plans", "list")[1]
+    code, _, err = tokenline("keys", "create", "--alias", "b", "--plan", "gone")
+    assert code == Exit.FAILURE
+    assert "[plans.NAME]" in err
+    assert tokenline("keys", "create", "--alias", "b", "--rpm", "0")[0] == Exit.USAGE
+
+
+def test_usage_is_shown_by_key(tokenline, state):
+    from tracing.clock import SystemClock
+    from tracing.ledger import Ledger, Usage
+    from tracing.observer.usage import UsageBook
+
+    assert "no key was used" in tokenline("keys", "usage")[2]
+    book = UsageBook(state / "usage.sqlite", SystemClock())
+    used = Usage(input_tokens=10, output_tokens=4, source="usage")
+    book.add(Ledger("r", "t", "s", SystemClock().wall_ns(), 1, key_alias="app", team="red", model="m", usage=used))
+    book.flush()
+    _, out, _ = tokenline("keys", "usage", "--window", "1h", "--json")
+    (row,) = json.loads(out)["usage"]
+    assert (row["key_alias"], row["team"], row["input_tokens"], row["output_tokens"]) == ("app", "red", 10, 4)
+    assert "app" in tokenline("keys", "usage", "--by", "model")[1]
+
+
 def test_keys_that_do_not_exist_or_exist_already_are_told_apart(tokenline):
     tokenline("keys", "create", "--alias", "a")
     assert tokenline("keys", "create", "--alias", "a")[0] == Exit.FAILURE

@@ -1,6 +1,7 @@
 """Keys: their form, the store, the headers, and the cache that keeps the store off the hot path."""
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from gateway.keys import verify
 from gateway.keys.changes import AliasInUse, KeyNotFound
 from gateway.keys.credentials import presented_key, unknown_key
+from gateway.keys.limits import Limits
 from gateway.keys.record import KeyRecord, NewKey
 from gateway.keys.secret import digest, is_well_formed, new_secret
 from gateway.keys.store import KeyStore
@@ -214,3 +216,86 @@ async def test_a_watched_store_is_not_asked_again_and_a_change_still_stops_a_key
     assert code == "revoked_key"
     assert clock.mono_ns() - revoked_ns <= 5e9
     watch.close()
+
+
+async def test_a_rotated_keys_old_secret_works_for_its_grace_and_then_says_why_not(store: KeyStore) -> None:
+    old, _ = store.create(NewKey("app"))
+    new, record = store.rotate("app", 60)
+    clock = FakeClock(wall=record.rotated_ns)
+    verifier = KeyVerifier(store.find, clock)
+    assert (await verifier.verify(old)).id == (await verifier.verify(new)).id == record.id
+    clock.advance_ms(60_000)
+    assert await refusal(verifier, old) == "expired_key"
+    assert (await verifier.verify(new)).id == record.id
+
+
+async def test_while_the_store_is_down_nobody_waits_for_it_and_it_is_asked_once_a_second() -> None:
+    clock, table = FakeClock(), Table(key_record("k"))
+    verifier = KeyVerifier(table.find, clock)
+    await verifier.verify("k")
+    table.down = True
+    verifier.outage()
+    clock.advance_ms(verify.STALE_NS / 1e6 + 1)
+    asked = table.asked
+    for _ in range(20):
+        clock.advance_ms(100)
+        assert (await verifier.verify("k")).alias == "app"
+        await settle()
+    assert 2 <= table.asked - asked <= 3
+    table.down, table.records[digest("k")] = False, key_record("k", revoked_ns=1)
+    clock.advance_ms(verify.RETRY_NS / 1e6)
+    await verifier.verify("k")
+    await settle()
+    assert await refusal(verifier, "k") == "revoked_key"
+
+
+async def test_a_key_confirmed_for_long_outlives_an_outage_from_its_last_confirmation_on() -> None:
+    clock, table = FakeClock(), Table(key_record("k"))
+    verifier = KeyVerifier(table.find, clock)
+    await verifier.verify("k")
+    clock.advance_ms(2 * verify.OUTAGE_NS / 1e6)
+    verifier.confirm(clock.mono_ns())
+    table.down = True
+    clock.advance_ms(60_000)
+    assert (await verifier.verify("k")).alias == "app"
+    clock.advance_ms(verify.OUTAGE_NS / 1e6)
+    assert await refusal(verifier, "k") == "upstream_unavailable"
+
+
+FIRST_TABLE = """
+CREATE TABLE keys (
+  id TEXT PRIMARY KEY, alias TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, created_ns INTEGER NOT NULL, team TEXT,
+  models TEXT NOT NULL DEFAULT '[]', expires_ns INTEGER, revoked_ns INTEGER
+) STRICT
+"""
+
+
+def test_a_file_of_the_first_version_keeps_its_keys_and_learns_of_limits(tmp_path: Path) -> None:
+    secret, path = new_secret(), tmp_path / "keys.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute(FIRST_TABLE)
+        row = ("key_1", "app", digest(secret), 5, "team", '["m"]', 9, None)
+        db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    for _ in range(2):  # the second opening finds it done
+        store = KeyStore(path)
+    assert store.find(digest(secret)) == KeyRecord(
+        "key_1", "app", digest(secret), 5, team="team", models=("m",), expires_ns=9
+    )
+    _, record = store.create(NewKey("new", limits=Limits(tokens_per_day=5)))
+    assert store.show("new") == record
+
+
+def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    KeyStore(tmp_path / "keys.sqlite")
+    with sqlite3.connect(tmp_path / "keys.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(sqlite3.DatabaseError, match="version 99"):
+        KeyStore(tmp_path / "keys.sqlite")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"alias": " "}, {"alias": "a\nb"}, {"tags": ("",)}, {"tags": ("x",) * 33}, {"limits": Limits(0)}]
+)
+def test_what_no_key_can_have_is_refused(fields: dict) -> None:
+    with pytest.raises(ValueError, match=r"alias|tags|requests_per_minute"):
+        NewKey(**{"alias": "app", **fields})

@@ -128,7 +128,7 @@ def read_usage(path: Path, since_ns: int, by: tuple[str, ...]) -> list[dict[str,
     try:
         rows = db.execute(
             f"SELECT {columns}, {sums} FROM usage WHERE slot >= ? GROUP BY {columns} "  # noqa: S608  constants only
-            "ORDER BY sum(input_tokens + output_tokens) DESC, sum(requests) DESC",
+            f"ORDER BY sum(input_tokens + output_tokens) DESC, sum(requests) DESC, {columns}",
             (since_ns // SLOT_NS,),
         ).fetchall()
     finally:

@@ -1,0 +1,331 @@
+"""Limits and keys that several gateways share through one Redis; Redis dead, frozen and back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_rig import DONE, Rig, chunk, rig, stream, whole
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis_rig import RedisServer, redis_server
+
+from gateway.keys.changes import AliasInUse, KeyNotFound, StoreUnreachable
+from gateway.keys.limits import Limits
+from gateway.keys.record import KeyRecord, NewKey
+from gateway.keys.redis_store import RedisKeyStore
+from gateway.keys.secret import digest
+from gateway.keys.store import KeyStore
+from gateway.limits.script import ENTER, SETTLE
+from gateway.limits.window import SlidingWindow
+from settings.schema import PlanSettings
+from tracing.ledger import Outcome, WorkerState
+
+ANSWER = {
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def redis_alone(server: RedisServer) -> RedisServer:
+    """The server with nothing in it."""
+    server.client().flushall()
+    return server
+
+
+def store_of(server: RedisServer) -> RedisKeyStore:
+    return RedisKeyStore(server.settings(), 5)
+
+
+@asynccontextmanager
+async def gateways(tmp_path: Path, server: RedisServer, count: int = 2, **redis: object) -> AsyncIterator[list[Rig]]:
+    """Workers with a state folder each and one Redis."""
+    async with AsyncExitStack() as stack:
+        more = {"redis": server.settings(**redis), "plans": {"free": PlanSettings(requests_per_minute=60)}}
+        found = []
+        for number in range(count):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            found.append(await stack.enter_async_context(rig(folder, more=more)))
+            found[-1].upstream.script = whole(ANSWER)
+        yield found
+
+
+async def ask(one: Rig, secret: str, **fields: object) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    headers = {"authorization": f"Bearer {secret}"}
+    return await one.client.post("/api/v1/chat/completions", json=body, headers=headers)
+
+
+async def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def answers_with(one: Rig, secret: str, status: int, seconds: float = 10) -> httpx.Response:
+    """The first answer with this status."""
+    async with asyncio.timeout(seconds):
+        while (answer := await ask(one, secret)).status_code != status:
+            await asyncio.sleep(0.05)
+    return answer
+
+
+def degraded(one: Rig) -> bool | None:
+    states = [record for record in one.observer.records if isinstance(record, WorkerState)]
+    return states[-1].limits_degraded if states else None
+
+
+# Two gateways
+
+
+async def test_sixty_a_minute_are_sixty_over_both_gateways(tmp_path, redis_alone) -> None:
+    secret, _ = store_of(redis_alone).create(NewKey("app", plan="free"))
+    async with gateways(tmp_path, redis_alone) as both:
+        answers = await asyncio.gather(*(ask(both[number % 2], secret) for number in range(80)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert [answer.status_code for answer in answers].count(200) == 60
+        assert len(refused) == 20
+        assert refused[0].json()["error"]["code"] == "rate_limit_exceeded"
+        assert 1 <= int(refused[0].headers["retry-after"]) <= 61
+        assert refused[0].headers["x-ratelimit-remaining-requests"] == "0"
+        last = [ledger for one in both for ledger in await one.observer.closed(40)]
+        assert [ledger.outcome for ledger in last].count(Outcome.RATE_LIMITED) == 20
+        left = {int(answer.headers["x-ratelimit-remaining-requests"]) for answer in answers if answer.is_success}
+        assert left == set(range(60))
+
+
+async def test_a_key_made_anywhere_works_on_both_and_revoked_stops_on_both_within_5_s(tmp_path, redis_alone) -> None:
+    store = store_of(redis_alone)
+    secret, record = store.create(NewKey("app"))
+    async with gateways(tmp_path, redis_alone) as both:
+        assert [(await ask(one, secret)).status_code for one in both] == [200, 200]
+        store.revoke(record.id)
+        began = time.monotonic()
+        for one in both:
+            answer = await answers_with(one, secret, 401)
+            assert answer.json()["error"]["code"] == "revoked_key"
+        assert time.monotonic() - began < 5
+
+
+async def test_places_in_flight_are_shared_and_given_back(tmp_path, redis_alone) -> None:
+    secret, _ = store_of(redis_alone).create(NewKey("app", limits=Limits(concurrent_requests=1)))
+    async with gateways(tmp_path, redis_alone) as (first, second):
+        go_on = asyncio.Event()
+
+        async def held(request: Any) -> Any:
+            await go_on.wait()
+            return await whole(ANSWER)(request)
+
+        first.upstream.script = held
+        running = asyncio.create_task(ask(first, secret))
+        await first.upstream.asked.wait()
+        refused = await ask(second, secret)
+        assert refused.status_code == 429
+        assert "concurrent_requests" in refused.json()["error"]["message"]
+        go_on.set()
+        assert (await running).status_code == 200
+        await answers_with(second, secret, 200)
+
+
+async def test_tokens_that_one_gateway_used_are_gone_on_the_other(tmp_path, redis_alone) -> None:
+    limits = Limits(tokens_per_minute=15, tokens_per_day=1000)
+    secret, record = store_of(redis_alone).create(NewKey("app", limits=limits))
+    async with gateways(tmp_path, redis_alone) as (first, second):
+        answer = await ask(first, secret)
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "15"
+        await until(lambda: bool(redis_alone.client().keys(f"*{record.id}*:20*")))
+        assert (await ask(second, secret)).headers["x-ratelimit-remaining-tokens"] == "5"
+        first.upstream.script = stream(chunk("a"), chunk("b", "stop"), DONE)
+        refused = await answers_with(first, secret, 429)
+        assert "20 of 15 tokens" in refused.json()["error"]["message"]
+
+
+async def test_without_a_count_the_token_events_are_debited(tmp_path, redis_alone) -> None:
+    secret, record = store_of(redis_alone).create(NewKey("app", limits=Limits(tokens_per_day=1000)))
+    async with gateways(tmp_path, redis_alone, count=1) as (one,):
+        one.upstream.script = stream(chunk("a"), chunk("b"), chunk("c", "stop"), DONE)
+        await ask(one, secret, stream=True)
+        client = redis_alone.client()
+        await until(lambda: bool(client.keys(f"*{record.id}*:20*")))
+        (name,) = client.keys(f"*{record.id}*:20*")
+        assert client.get(name) == b"3"
+
+
+# Redis away
+
+
+async def test_with_redis_frozen_requests_go_on_and_afterwards_limits_are_shared_again(tmp_path, redis_alone) -> None:
+    secret, record = store_of(redis_alone).create(
+        NewKey("app", limits=Limits(requests_per_minute=1000, tokens_per_month=10**6))
+    )
+    async with gateways(tmp_path, redis_alone, count=1) as (one,):
+        assert (await ask(one, secret)).status_code == 200
+        redis_alone.freeze()
+        try:
+            seconds = []
+            for _ in range(10):
+                began = time.monotonic()
+                assert (await ask(one, secret)).status_code == 200
+                seconds.append(time.monotonic() - began)
+            # The first one waits for redis.timeout_ms, the others not at all; the bound is for busy machines.
+            assert max(seconds) < 1
+            assert sorted(seconds)[5] < 0.08
+            await until(lambda: degraded(one) is True)
+            # Longer than a verified key is fresh: the key store is frozen too, and nobody waits for it.
+            await asyncio.sleep(5)
+            began = time.monotonic()
+            assert (await ask(one, secret)).status_code == 200
+            assert time.monotonic() - began < 1
+        finally:
+            redis_alone.thaw()
+        await until(lambda: degraded(one) is False)
+        client = redis_alone.client()
+
+        def debited() -> int:
+            return sum(int(client.get(name) or 0) for name in client.keys(f"*{record.id}*:20*"))
+
+        await until(lambda: debited() == 12 * 10)  # what was used meanwhile is not forgotten
+        left = int((await ask(one, secret)).headers["x-ratelimit-remaining-requests"])
+        assert left >= 1000 - 4  # counted by Redis: those of the outage were counted here
+
+
+async def test_dead_redis_refuses_limited_keys_where_that_is_asked_for(tmp_path, redis_alone) -> None:
+    store = store_of(redis_alone)
+    limited, _ = store.create(NewKey("limited", limits=Limits(requests_per_minute=1000)))
+    free, _ = store.create(NewKey("free"))
+    async with gateways(tmp_path, redis_alone, count=1, on_outage="refuse") as (one,):
+        assert (await ask(one, limited)).status_code == (await ask(one, free)).status_code == 200
+        redis_alone.kill()
+        try:
+            refused = await answers_with(one, limited, 503)
+            assert refused.json()["error"]["code"] == "limits_unavailable"
+            assert refused.headers["retry-after"] == "2"
+            assert (await ask(one, free)).status_code == 200
+            with pytest.raises(StoreUnreachable):
+                store.list()
+        finally:
+            redis_alone.start_again()
+        # The server came back empty; keys that were verified are served until the store says otherwise.
+        await until(lambda: degraded(one) is False)
+
+
+# The store
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_both_stores_make_find_rotate_and_end_keys_alike(kind, tmp_path, redis_alone) -> None:
+    store = KeyStore(tmp_path / "keys.sqlite") if kind == "sqlite" else store_of(redis_alone)
+    watch = store.watch()
+    assert not watch.changed()
+    new = NewKey("app", "team", ("m",), 2**62, "free", Limits(tokens_per_day=5), ("blue", "web"))
+    first, made = store.create(new)
+    assert watch.changed()
+    assert not watch.changed()
+    watch.close()
+    assert store.find(digest(first)) == store.show("app") == store.list()[0] == made
+    assert (made.plan, made.limits, made.tags) == ("free", Limits(tokens_per_day=5), ("blue", "web"))
+    with pytest.raises(AliasInUse):
+        store.create(NewKey("app"))
+    second, rotated = store.rotate("app", 60)
+    assert store.find(digest(first)) == store.find(digest(second)) == rotated
+    assert rotated.previous_until_ns - rotated.rotated_ns == 60 * 10**9
+    third, _ = store.rotate(made.id, 0)
+    assert store.find(digest(first)) is None
+    ended = store.revoke("app")
+    assert ended.revoked_ns
+    assert store.revoke(made.id) == ended
+    assert store.find(digest(third)) == ended
+    with pytest.raises(ValueError, match="revoked"):
+        store.rotate("app", 0)
+    with pytest.raises(KeyNotFound):
+        store.show("nobody")
+    _, again = store.create(NewKey("app"))
+    assert store.show("app") == again
+    assert store.find(b"x" * 32) is None
+
+
+def test_no_secret_is_in_redis(redis_alone) -> None:
+    secret, _ = store_of(redis_alone).create(NewKey("app"))
+    client = redis_alone.client()
+    held = b"".join(b"".join(client.hgetall(name)) + b"".join(client.hgetall(name).values()) for name in
+                    (b"tokenline:keys", b"tokenline:digests"))  # fmt: skip
+    assert held
+    assert secret.encode() not in held
+
+
+# The arithmetic in Redis is that of the window in memory
+
+
+def at(text: str) -> str:
+    """A script that is told the time: seconds and microseconds come last."""
+    return text.replace("redis.call('TIME')", "{ARGV[8], ARGV[9]}")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 90_000), st.booleans(), st.integers(1, 40)), min_size=1, max_size=30))
+def test_redis_counts_as_memory_does(server, events) -> None:
+    client = server.client()
+    client.flushall()
+    enter, settle = client.register_script(at(ENTER)), client.register_script(at(SETTLE))
+    keys = ["r", "t", "p", "d", "m"]
+    requests, tokens, now_ms, days = SlidingWindow(), SlidingWindow(), 5_000_000, 0
+    for wait_ms, is_request, amount in events:
+        now_ms += wait_ms
+        now_ns, moment = now_ms * 1_000_000, (now_ms // 1000, now_ms % 1000 * 1000)
+        if not is_request:
+            settle(keys, [amount, 1, 1, 0, "", 60, 60, *moment])
+            tokens.add(now_ns, amount)
+            days += amount
+            continue
+        answer = enter(keys, [3, 50, -1, 10**6, -1, "q", 1000, *moment])
+        over, _, used, used_ms, spent, spent_ms, day, _, retry_ms = answer
+        if tokens.total(now_ns) >= 50:
+            expected = (3, tokens.below_in_ns(now_ns, 50))
+        elif requests.total(now_ns) >= 3:
+            expected = (2, requests.below_in_ns(now_ns, 3))
+        else:
+            expected = (0, 0)
+            requests.add(now_ns, 1)
+        assert (over, retry_ms * 1_000_000) == expected
+        assert (used, used_ms * 1_000_000) == (requests.total(now_ns), requests.empty_in_ns(now_ns))
+        assert (spent, spent_ms * 1_000_000) == (tokens.total(now_ns), tokens.empty_in_ns(now_ns))
+        assert day == days
+
+
+def test_a_place_of_a_gateway_that_died_is_free_again_after_its_lease(redis_alone) -> None:
+    enter = redis_alone.client().register_script(at(ENTER))
+    keys = ["r", "t", "p", "d", "m"]
+
+    def over(request: str, second: int) -> int:
+        return int(enter(keys, [-1, -1, 1, -1, -1, request, 30_000, second, 0])[0])
+
+    assert [over("a", 1000), over("b", 1029), over("c", 1031)] == [0, 1, 0]
+
+
+def test_what_is_kept_in_redis_for_a_key_is_bounded_and_runs_out(redis_alone) -> None:
+    client = redis_alone.client()
+    enter = client.register_script(at(ENTER))
+    keys = ["r", "t", "p", "d", "m"]
+    for second in range(1000, 1500):
+        enter(keys, [10**6, -1, -1, -1, -1, "a", 1000, second, 0])
+    assert client.hlen("r") <= 61 + 3
+    assert 0 < client.ttl("r") <= 62
+
+
+def test_a_record_shows_no_digest() -> None:
+    record = KeyRecord("key_1", "app", b"secret-hash", 0, previous_digest=b"older-hash")
+    assert "hash" not in str(record.public())
