@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from line_rig import Line, line
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 FORWARD_MS = 20.0
 
@@ -38,6 +40,30 @@ def test_the_openai_client_needs_only_base_url_and_key(up: Line, prefix: str) ->
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 3
     assert [model.id for model in client.models.list()] == [up.model]
+
+
+def test_the_anthropic_client_and_responses_are_served_by_the_engine_with_its_own_timeline(up: Line) -> None:
+    messages = Anthropic(base_url=up.origin + "/api", api_key=up.key, max_retries=0).messages
+    asked: dict[str, Any] = {"model": up.model, "messages": [{"role": "user", "content": "hi"}]}
+    more: dict[str, Any] = {"system": "s", "metadata": {"user_id": "u"}, "stop_sequences": ["\u0001"]}
+    with messages.stream(**asked, **more, max_tokens=5) as events:
+        final = events.get_final_message()
+    assert final.content[0].type == "text"
+    assert (len(final.content[0].text), final.stop_reason, final.usage.output_tokens) == (5, "max_tokens", 5)
+    assert messages.count_tokens(**asked, system="s").input_tokens == final.usage.input_tokens
+    found = up.why(str(events.request_id))
+    assert found["surface"] == "messages"
+    assert "engine_prefill" in json.dumps(found)
+
+    client = OpenAI(base_url=up.origin + "/api", api_key=up.key, max_retries=0)
+    with client.responses.stream(model=up.model, input="hi", instructions="s", max_output_tokens=4) as answers:
+        kinds = [found.type for found in answers]
+    assert kinds.count("response.output_text.delta") == 4
+    assert kinds[-1] == "response.incomplete"
+    whole = client.responses.create(model=up.model, input="hi", max_output_tokens=3, user="u")
+    assert len(whole.output_text) == 3
+    with pytest.raises(BadRequestError, match="does not speak it"):
+        client.embeddings.create(model=up.model, input="hi")
 
 
 def timed_stream(up: Line, tokens: int, prompt: str = "hi") -> tuple[str, float, float]:
