@@ -133,29 +133,34 @@ def kv_cache(window: Window, _usual: Usual, facts: Facts) -> Advice | None:
 
 def async_scheduling(window: Window, _usual: Usual, facts: Facts) -> Advice | None:
     """The device idles between steps and the pipeline is off."""
-    return None if facts.async_scheduling else _idle("async_scheduling", window)
+    return None if facts.async_scheduling else _idle("async_scheduling", window, facts)
 
 
 def overlap_token_interval(window: Window, _usual: Usual, facts: Facts) -> Advice | None:
     """The device idles between steps and their host work is not overlapped with forwards."""
-    return None if facts.overlap_token_interval else _idle("overlap_token_interval", window)
+    return None if facts.overlap_token_interval else _idle("overlap_token_interval", window, facts)
 
 
 def slot_reuse(window: Window, _usual: Usual, facts: Facts) -> Advice | None:
     """The device idles between steps and its state is rebuilt for each."""
-    return None if facts.slot_reuse else _idle("slot_reuse", window)
+    return None if facts.slot_reuse else _idle("slot_reuse", window, facts)
 
 
-def _idle(switch: str, window: Window) -> Advice | None:
+SWITCHES = ("async_scheduling", "overlap_token_interval", "slot_reuse")
+
+
+def _idle(switch: str, window: Window, facts: Facts) -> Advice | None:
     if window.idle_share < IDLE_SHARE:
         return None
+    others = [other for other in SWITCHES if other != switch and not getattr(facts, other)]
+    also = f" ({' and '.join(others)} {'is' if len(others) == 1 else 'are'} off as well)" if others else ""
     key = f"token_interval.{switch}"
     mean_ms = window.gap_ms / window.steps
     return Advice(
         switch,
         (key,),
         f"While there was work the device idled {window.idle_share:.0%} of the time, {mean_ms:.1f} ms between two "
-        f"steps. Set {key} = true.",
+        f"steps. Set {key} = true{also}.",
     )
 
 
@@ -232,9 +237,9 @@ def prefix_cache(window: Window, usual: Usual, facts: Facts) -> Advice | None:
 RULES: tuple[Rule, ...] = (
     kv_cache,
     async_scheduling,
+    max_num_seqs,
     overlap_token_interval,
     slot_reuse,
-    max_num_seqs,
     enable_chunked_prefill,
     max_num_batched_tokens,
     prefix_cache,

@@ -92,8 +92,16 @@ def test_every_rule_is_in_the_table_and_has_the_name_of_its_metric_label() -> No
 def test_at_most_two_settings_are_named_and_the_cache_comes_first() -> None:
     facts = msgspec.structs.replace(FACTS, async_scheduling=False, overlap_token_interval=False, slot_reuse=False)
     window = msgspec.structs.replace(CALM, **IDLE, kv_peak_ratio=0.95)
-    assert [advice.name for advice in advice_on(window, USUAL, facts)] == ["kv_cache", "async_scheduling"]
+    given = advice_on(window, USUAL, facts)
+    assert [advice.name for advice in given] == ["kv_cache", "async_scheduling"]
+    assert "(overlap_token_interval and slot_reuse are off as well)" in given[1].text
     assert MOST == 2
+
+
+def test_full_slots_are_told_beside_an_idle_device() -> None:
+    facts = msgspec.structs.replace(FACTS, async_scheduling=False, overlap_token_interval=False)
+    window = msgspec.structs.replace(CALM, **IDLE, full_reports=500)
+    assert [advice.name for advice in advice_on(window, USUAL, facts)] == ["async_scheduling", "max_num_seqs"]
 
 
 def test_advice_names_settings_that_exist_and_its_text_has_the_numbers() -> None:
