@@ -24,8 +24,8 @@ def read_fields(body: bytes, decode: Callable[[bytes], T], api: str) -> T:
         return decode(body)
     except msgspec.ValidationError as error:
         raise untranslatable(error, api) from error
-    except RecursionError as error:
-        raise ApiError(400, "invalid_json", "The body is nested too deeply.") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"The body is not valid JSON: {error}") from error
 
 
 def untranslatable(error: msgspec.ValidationError, api: str, prefix: str = "") -> ApiError:
