@@ -18,7 +18,7 @@ from backend_engine.core.messages import (
 from backend_engine.core_link import CoreLink
 from backend_engine.generation import Choice, Generation
 from backend_engine.metrics import EngineMetrics
-from backend_engine.prompts import Limits, check_prompt, check_request, sampling_for
+from backend_engine.prompts import Limits, check_letters, check_prompt, check_request, sampling_for
 from backend_engine.record import RequestRecord
 from backend_engine.requests import GenerationRequest
 from backend_engine.spans import SpanWriter
@@ -110,6 +110,7 @@ class Frontend:
         """The prompt's tokens, and the grammar that its answer follows. Raises ApiError."""
         limits = self.serving()
         grammar = check_request(request, limits, self.text.tool_format)
+        check_letters(request, limits)
         tokens = await self.text.encode(request.source, grammar)
         check_prompt(tokens, request.param, limits)
         return tokens, grammar

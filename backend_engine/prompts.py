@@ -14,6 +14,8 @@ from backend_engine.text.wire import Prompt
 from backend_engine.tools import tools_grammar
 from protocol.errors import ApiError
 
+LETTERS_PER_TOKEN = 256
+"""More than any vocabulary's longest token has; an ordinary one has about four."""
 _POSITIVE_64 = 2**63 - 1
 
 
@@ -73,6 +75,21 @@ def check_request(request: GenerationRequest, limits: Limits, tool_format: str |
 def _stop_ids(parameters: Parameters, limits: Limits) -> tuple[int, ...]:
     eos = () if parameters.ignore_eos else limits.eos_token_ids
     return tuple(dict.fromkeys((*eos, *parameters.stop_token_ids)))
+
+
+def check_letters(request: GenerationRequest, limits: Limits) -> None:
+    """Raises ApiError 400 for a text so long that its tokens can't fit, before it keeps the tokenizer from others."""
+    source = request.source
+    texts = [source.text or ""] if isinstance(source, Prompt) else [one["content"] for one in source.messages]
+    letters = sum(map(len, texts))
+    if letters > LETTERS_PER_TOKEN * limits.max_model_len:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"The prompt has {letters} characters, which are more than this model's limit of {limits.max_model_len} "
+            "tokens can hold. Shorten the prompt.",
+            param=request.param,
+        )
 
 
 def check_prompt(tokens: list[int], param: str, limits: Limits) -> None:

@@ -26,10 +26,12 @@ def main() -> int:
         assert isinstance(start, Start)
         began_ns = time.monotonic_ns()
         tokenizer = token_texts_from(Path(start.tokenizer_path).read_text())
+        grammars = Grammars(tokenizer, start.vocab_size, start.eos_token_ids)
+        grammars.prepare()
     except Exception as error:
         log.error("the tokenizer can't be loaded: %s", error, exc_info=not isinstance(error, ValueError))
         return give_up(line, error)
-    maker = TextMaker(tokenizer, Grammars(tokenizer, start.vocab_size, start.eos_token_ids), SystemClock())
+    maker = TextMaker(tokenizer, grammars, SystemClock())
     line.send(loaded(time.monotonic_ns() - began_ns))
     while True:
         message = decode_to_detokenizer(line.receive())

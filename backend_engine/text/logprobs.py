@@ -8,6 +8,9 @@ from backend_engine.core.messages import TokenLogprobs
 from backend_engine.text.tokenizer import TokenTexts
 from backend_engine.text.wire import SampledText, TokenText
 
+LEAST_LOGPROB = -9999.0
+"""In place of minus infinity, which JSON does not have; OpenAI's own stand-in."""
+
 
 class LogprobQueue:
     """The sampled tokens of one answer that are not shown yet. A token is shown with the first character of its text,
@@ -26,7 +29,7 @@ class LogprobQueue:
 
     def _word(self, token: int, logprob: float) -> TokenText:
         data = self._tokenizer.token_data(token)
-        return TokenText(data.decode(errors="replace"), data, logprob)
+        return TokenText(data.decode(errors="replace"), data, max(logprob, LEAST_LOGPROB))
 
     def take(self, shown: int | None) -> list[SampledText]:
         """Those that begin before character `shown`; None: all that are left."""

@@ -116,16 +116,23 @@ class LocalText:
         try:
             await asyncio.to_thread(prepare_tokenizer, self._settings)
             said = await ready()  # only then are the model's files sure to be there
-            self.use(await asyncio.to_thread(load_tokenizer, self._settings), said, listener)
+            tokenizer, grammars = await asyncio.to_thread(self._load, said)
+            self.use(tokenizer, grammars, listener)
             loaded()
             await asyncio.Event().wait()
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def use(self, tokenizer: Tokenizer, ready: Ready, listener: TextListener) -> None:
+    def _load(self, ready: Ready) -> tuple[Tokenizer, Grammars]:
+        tokenizer = load_tokenizer(self._settings)
+        grammars = Grammars(tokenizer, ready.vocab_size, ready.eos_token_ids)
+        grammars.prepare()
+        return tokenizer, grammars
+
+    def use(self, tokenizer: Tokenizer, grammars: Grammars, listener: TextListener) -> None:
         """Serves with this tokenizer from now on."""
         self._listener = listener
-        self._maker = TextMaker(tokenizer, Grammars(tokenizer, ready.vocab_size, ready.eos_token_ids), self._clock)
+        self._maker = TextMaker(tokenizer, grammars, self._clock)
         self._tokenizer = tokenizer
 
     async def encode(self, source: Conversation | Prompt, grammar: str | None = None) -> list[int]:

@@ -32,6 +32,7 @@ from backend_engine.frontend import Frontend
 from backend_engine.metrics import EngineMetrics
 from backend_engine.spans import SpanWriter
 from backend_engine.text.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
+from backend_engine.text.grammar import Grammars
 from backend_engine.text.service import LocalText
 from backend_engine.text.tokenizer import Tokenizer
 from protocol.timings import EngineState, HostIdentity
@@ -226,7 +227,8 @@ class Harness:
     def load(self) -> None:
         said = ready(features=self._features)
         self.frontend.take(encode(said))
-        self.text.use(self._tokenizer, said, self.frontend)
+        grammars = Grammars(self._tokenizer, said.vocab_size, said.eos_token_ids)
+        self.text.use(self._tokenizer, grammars, self.frontend)
 
     def call(
         self,

@@ -120,6 +120,20 @@ async def test_a_prompt_that_is_too_long_is_told_both_counts(tmp_path: Path) -> 
     assert f"{MAX_MODEL_LEN} tokens" in call.error["message"]
 
 
+async def test_a_prompt_that_cannot_fit_is_refused_without_tokenising_it(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    text = "x" * (256 * MAX_MODEL_LEN + 1)
+    for path, body in (
+        ("/v1/completions", completion(prompt=text)),
+        ("/v1/chat/completions", chat(messages=user(text))),
+    ):
+        call = harness.call(path, body)
+        await done(call)
+        assert (call.status, call.error["code"]) == (400, "context_length_exceeded")
+        assert f"{len(text)} characters" in call.error["message"]
+    assert harness.metric("tokenize_seconds_count") == 0
+
+
 async def test_an_error_names_what_it_saw(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     wrong_model = harness.call(body=chat(model="gpt-4o"))

@@ -104,6 +104,14 @@ def test_each_token_comes_with_the_text_that_it_opens() -> None:
     assert [(other.text, other.logprob) for other in third.top] == [("!", -1.0), ("<eos>", -9.0)]
 
 
+def test_what_the_model_rules_out_is_still_a_number() -> None:
+    making = maker()
+    making.open(Open("a", wants_logprobs=True))
+    found = [TokenLogprobs(-1.0, (65, 66), (-1.0, float("-inf")))]
+    (text,) = texts(making, [Output("a", [65], 1, logprobs=found)])
+    assert [top.logprob for top in (text.logprobs or ())[0].top] == [-1.0, -9999.0]
+
+
 @given(text=SCRIPTS, stop=st.sampled_from(["", "a", "漢", "ab", "👩"]))
 def test_their_bytes_put_together_are_the_text(text: str, stop: str) -> None:
     making = maker()
