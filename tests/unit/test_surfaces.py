@@ -199,7 +199,8 @@ def test_a_whole_answer_given_back_as_the_next_prompt_is_the_same_turn(
     assert sent["messages"][1:] == [after]
 
 
-scalars = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | st.integers(-5, 5) | floats | st.text(max_size=5)
 KEYS = st.sampled_from(
     ["type", "role", "content", "text", "name", "id", "input", "arguments", "call_id", "tool_use_id", "function",
      "tool_calls", "index", "delta", "source", "image_url", "output", "format", "schema", "novel"]
