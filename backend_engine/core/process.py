@@ -8,6 +8,7 @@ SIGTERM, and with its parent.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import secrets
@@ -107,6 +108,8 @@ def run_core(settings: Settings, in_address: str, out_address: str) -> int:
         mailbox.send(Failed(str(error) or type(error).__name__))
         mailbox.close()
         return 1
+    gc.collect()
+    gc.freeze()  # a model's modules live as long as the process: no collection need look at them between two steps
     mailbox.send(core.info)
     while not mailbox.is_stopped and not core.is_shut_down:
         for message in mailbox.receive(core.wait_ns()):

@@ -110,13 +110,14 @@ class SimulatedDevice:
         if self._rows is not None:
             self._rows.open(plan.opened)
             self._rows.add_pages(plan.pages)
+        ready_ns = self._clock.mono_ns()
+        start_ns = max(ready_ns, self._end_ns)
+        # from here on the device is busy: what the host spends on drawing is no part of any gap
         tokens = [
             ALPHABET[mix(self._keys[chunk.slot] + chunk.start + chunk.count) % len(ALPHABET)]
             for chunk in plan.chunks
             if chunk.samples
         ]
-        ready_ns = self._clock.mono_ns()
-        start_ns = max(ready_ns, self._end_ns)
         ends, kernel_ns = self._run_slot_kernels(plan, tokens)
         self._end_ns = start_ns + self._duration_ns(plan) + kernel_ns
         result = StepResult(tokens, start_ns, self._end_ns, kernel_ns, prepare_ns=ready_ns - launched_ns, ends=ends)
