@@ -11,11 +11,20 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from loadtest.conformance.reading import is_error, reasoning_in, text_in, usage_in
 from loadtest.scripted.script import Script, body_of
 from protocol.sse import EventSplitter, event_data
 from tracing.clock import Clock
 
-PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+PATHS = {
+    "chat": "/chat/completions",
+    "completions": "/completions",
+    "responses": "/responses",
+    "messages": "/messages",
+}
+
+OPTIONAL_USAGE = frozenset({"chat", "completions"})
+"""Streams that count tokens only for a client that asks; the others always do."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -37,13 +46,13 @@ class Arrival(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Visible text of its first choice."""
-        return _of_choice(self.fields, "content")
+        """Its visible text."""
+        return text_in(self.fields)
 
     @property
     def reasoning(self) -> str:
-        """Reasoning text of its first choice."""
-        return _of_choice(self.fields, "reasoning_content") or _of_choice(self.fields, "reasoning")
+        """Its reasoning text."""
+        return reasoning_in(self.fields)
 
 
 class Answer(msgspec.Struct):
@@ -76,7 +85,7 @@ class Answer(msgspec.Struct):
         """All visible text."""
         if self.events:
             return "".join(event.text for event in self.events)
-        return _of_choice(self.json, "content")
+        return text_in(self.json)
 
     @property
     def json(self) -> dict[str, Any]:
@@ -89,15 +98,15 @@ class Answer(msgspec.Struct):
 
     @property
     def usages(self) -> list[dict[str, Any]]:
-        """Every `usage` that came."""
-        found = [event.fields.get("usage") for event in self.events] if self.events else [self.json.get("usage")]
-        return [usage for usage in found if isinstance(usage, dict)]
+        """Every count of tokens that came, in chat's names."""
+        found = [usage_in(event.fields) for event in self.events] if self.events else [usage_in(self.json)]
+        return [usage for usage in found if usage is not None]
 
     @property
     def errors(self) -> list[dict[str, Any]]:
         """Every event (or body) that is an error."""
         found = [event.fields for event in self.events] if self.events else [self.json]
-        return [fields for fields in found if "error" in fields]
+        return [fields for fields in found if is_error(fields)]
 
     @property
     def done(self) -> bool:
@@ -148,7 +157,8 @@ class Client:
 
         Cancelling the task that waits for it closes the connection too, and `left_ns` says when.
         """
-        more: dict[str, Any] = {"stream_options": {"include_usage": True}} if usage and stream else {}
+        asks = usage and stream and surface in OPTIONAL_USAGE
+        more: dict[str, Any] = {"stream_options": {"include_usage": True}} if asks else {}
         body = json.dumps(body_of(script, self.model, surface, stream=stream, **more), ensure_ascii=False).encode()
         return await self.post(PATHS[surface], body, leave=leave, headers=headers)
 
@@ -201,14 +211,3 @@ class Client:
         answer.ended_ns = self._clock.mono_ns()
         if splitter and (found := event_data(splitter.flush())) is not None:
             answer.events.append(Arrival(answer.ended_ns, found))
-
-
-def _of_choice(fields: dict[str, Any], name: str) -> str:
-    choices = fields.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return ""
-    choice = choices[0]
-    inside = choice.get("delta") or choice.get("message")
-    if isinstance(inside, dict):
-        return str(inside.get(name) or "")
-    return str(choice.get("text") or "") if name == "content" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loadtest.conformance.client import OPTIONAL_USAGE
 from loadtest.conformance.finding import Finding, judged
 from loadtest.conformance.played import Between, Played
 
@@ -17,6 +18,8 @@ async def usage_events(between: Between, surface: str) -> list[Finding]:
     ):
         found.append(_once(case, name, await between.play(surface=surface, wants_usage=True, usage=usage, tokens=7)))
     found.append(_once(case, "whole answer", await between.play(surface=surface, stream=False, tokens=7)))
+    if surface not in OPTIONAL_USAGE:
+        return found
     for name, usage in (("not asked for", "once"), ("not asked for, doubled by the upstream", "twice")):
         played = await between.play(surface=surface, usage=usage, tokens=4)
         seen = len(played.answer.usages)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from loadtest.conformance.client import Answer
 from loadtest.conformance.finding import Finding, judged
 from loadtest.conformance.played import PATIENCE_SECONDS, Between
+from loadtest.conformance.reading import is_end
 from loadtest.scripted.script import Script
 from loadtest.scripted.witness import Witness
 
@@ -19,25 +21,31 @@ async def upstream_errors(between: Between, surface: str) -> list[Finding]:
     case = f"{surface}: errors"
     found = []
     for status in (500, 503, 429):
-        answer = (await between.play(surface=surface, end="status", status=status)).answer
+        answer = await _failed(between, surface, end="status", status=status)
         right = answer.status >= 400 and len(answer.errors) == 1
-        found.append(
-            judged(case, f"upstream answers {status}", right, _told(answer), "a status of 400 or more and an error")
-        )
+        wanted = "a status of 400 or more and an error"
+        found.append(judged(case, f"upstream answers {status}", right, _told(answer), wanted))
     for name, end in (
         ("error event before the first token", "error_first"),
         ("connection cut before the headers", "cut_first"),
     ):
-        answer = (await between.play(surface=surface, end=end)).answer
+        answer = await _failed(between, surface, end=end)
         right = len(answer.errors) == 1 and not answer.text
         found.append(judged(case, name, right, _told(answer), "one error and no text"))
     for name, end in (("error event in the stream", "error_mid"), ("connection cut in the stream", "cut_mid")):
-        answer = (await between.play(surface=surface, end=end)).answer
+        answer = await _failed(between, surface, end=end)
         one_error = len(answer.errors) == 1 and answer.broken is None
         noticed = one_error or (end == "cut_mid" and answer.broken is not None and not answer.errors)
         right = answer.status == 200 and len(answer.token_events) == 1 and noticed and not _good_end(answer)
         found.append(judged(case, name, right, _told(answer), "the first token, then one error event, no good end"))
     return found
+
+
+async def _failed(between: Between, surface: str, **script: Any) -> Answer:
+    """The answer to a request whose upstream fails, and a good one after it, lest a breaker see failures in a row."""
+    answer = (await between.play(surface=surface, **script)).answer
+    await between.play(surface=surface, tokens=1)
+    return answer
 
 
 async def leaving(between: Between, surface: str) -> list[Finding]:
@@ -78,7 +86,7 @@ async def _abort(between: Between, case: str, name: str, script: Script, answer:
 
 def _good_end(answer: Answer) -> bool:
     """Whether the client was led to believe that the answer is complete."""
-    finished = any((event.fields.get("choices") or [{}])[0].get("finish_reason") for event in answer.events)
+    finished = any(is_end(event.fields) for event in answer.events)
     return finished or (answer.done and not answer.errors)
 
 

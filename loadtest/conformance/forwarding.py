@@ -85,11 +85,11 @@ async def bytes_intact(between: Between, surface: str) -> list[Finding]:
         found.append(_text_finding(f"{surface}: bytes", name, played))
     whole = await between.play(surface=surface, stream=False, text="multibyte", tokens=10)
     found.append(_text_finding(f"{surface}: bytes", "whole answer", whole))
-    if surface == "chat":
-        thinking = await between.play(tokens=6, reasoning_tokens=3)
+    if surface != "completions":
+        thinking = await between.play(surface=surface, tokens=6, reasoning_tokens=3)
         wanted = text_of(thinking.script, reasoning=True)
         seen = "".join(event.reasoning for event in thinking.answer.events)
-        found.append(judged("chat: bytes", "reasoning", seen == wanted, repr(seen), repr(wanted)))
+        found.append(judged(f"{surface}: bytes", "reasoning", seen == wanted, repr(seen), repr(wanted)))
     return found
 
 

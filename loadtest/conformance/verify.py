@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import aiohttp
 import msgspec
 
-from loadtest.conformance.client import Client
+from loadtest.conformance.client import PATHS, Client
 from loadtest.conformance.counts import usage_events
 from loadtest.conformance.failures import leaving, upstream_errors
 from loadtest.conformance.finding import Finding, Report, judged, skipped
@@ -47,7 +47,7 @@ class Asked(msgspec.Struct, frozen=True):
     upstream_port: int = 0
     metrics_url: str | None = None
     ops: OpsAccess | None = None
-    surfaces: tuple[str, ...] = ("chat", "completions")
+    surfaces: tuple[str, ...] = tuple(PATHS)
     wait_seconds: float = 120
 
 
@@ -126,8 +126,8 @@ async def _run(between: Between, publisher: Publisher, asked: Asked, progress: P
 async def _serves(between: Between, surface: str) -> bool:
     """Whether the gateway has the surface at all."""
     played = await between.play(surface=surface, tokens=1)
-    return surface == "chat" or played.answer.status not in (404, 405, 501)
+    return surface == "chat" or played.answer.status not in (400, 404, 405, 501)
 
 
 def _fits(kind: Kind, surface: str) -> bool:
-    return surface == "chat" or not ("reasoning" in kind.name or "role-only" in kind.name)
+    return surface != "completions" or not ("reasoning" in kind.name or "role-only" in kind.name)

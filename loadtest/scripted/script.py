@@ -90,10 +90,18 @@ _decode_script = msgspec.json.Decoder(Script).decode
 
 
 def body_of(script: Script, model: str, surface: str, *, stream: bool, **fields: Any) -> dict[str, Any]:
-    """The JSON request that a client sends to have the script played on `chat` or `completions`."""
-    prompt = script.prompt
-    asked = {"messages": [{"role": "user", "content": prompt}]} if surface == "chat" else {"prompt": prompt}
-    return {"model": model, **asked, "max_tokens": max(script.tokens, 1), "stream": stream, **fields}
+    """The JSON request that a client sends to have the script played on chat, completions, responses or messages."""
+    prompt, tokens = script.prompt, max(script.tokens, 1)
+    asked: dict[str, Any]
+    if surface == "completions":
+        asked = {"prompt": prompt, "max_tokens": tokens}
+    elif surface == "responses":
+        asked = {"input": prompt, "max_output_tokens": tokens}
+    else:
+        asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
+        if surface == "messages" and script.reasoning_tokens:
+            asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    return {"model": model, **asked, "stream": stream, **fields}
 
 
 def script_of(body: bytes) -> Script | None:
