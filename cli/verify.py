@@ -54,8 +54,8 @@ def verify(
         str, typer.Option("--wait", metavar="TIME", help="How long to wait until the gateway leads there.")
     ] = "5m",
     surfaces: Annotated[
-        str, typer.Option("--surfaces", metavar="LIST", help="Which APIs: chat, completions.")
-    ] = "chat,completions",
+        str, typer.Option("--surfaces", metavar="LIST", help="Which APIs.")
+    ] = "chat,completions,responses,messages",
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -67,12 +67,16 @@ def verify(
     from cli.output import print_json
     from cli.verify_run import verify_given, verify_own
     from cli.verify_show import as_builtins, show_report
+    from loadtest.conformance.client import PATHS
 
     if own == (base_url is not None):
         raise CliError("name either --base-url URL or --self", Exit.USAGE)
+    known = set(PATHS)
     chosen = tuple(name.strip() for name in surfaces.split(",") if name.strip())
-    if unknown := set(chosen) - {"chat", "completions"} or (set() if chosen else {"nothing"}):
-        raise CliError(f"--surfaces {surfaces!r}: {', '.join(sorted(unknown))}? It takes chat, completions", Exit.USAGE)
+    if unknown := set(chosen) - known or (set() if chosen else {"nothing"}):
+        raise CliError(
+            f"--surfaces {surfaces!r}: {', '.join(sorted(unknown))}? It takes {', '.join(PATHS)}", Exit.USAGE
+        )
     if own:
         report = verify_own(chosen)
     else:
