@@ -62,13 +62,13 @@ class Link:
         self.down = False
         self.reason = ""
 
-    def ask(self, script: Script, keys: list[str], *arguments: Any) -> asyncio.Future[Any]:
+    def ask(self, script: Script, keys: list[str], words: str) -> asyncio.Future[Any]:
         """What the script gives. The future fails with LinkDown when this batch, or the one before it, is late."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self.down or len(self._waiting) >= MAX_WAITING:
             future.set_exception(LinkDown(self.reason or "too many commands wait"))
             return future
-        self._waiting.append((script, (len(keys), *keys, *arguments), future))
+        self._waiting.append((script, (len(keys), *keys, words), future))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
         return future

@@ -1,5 +1,7 @@
 """The Lua that counts inside Redis: one script lets a request in, one settles it. `shared.py` is its only caller.
 
+Arguments and answers are words in one string: packing and parsing them one by one costs a worker more than all else.
+
 Both do the arithmetic of `window.py`: a hash of 61 one-second slots with `t` (total), `c` (the slot that it has been
 brought up to) and `n` (the newest slot that something was added to). The time is Redis's own, so that the clocks of
 gateways do not matter. Places in flight are leases: those of a gateway that died run out by themselves.
@@ -9,6 +11,8 @@ from __future__ import annotations
 
 _WINDOW = """
 local SLOTS = 61
+local given = {}
+for word in string.gmatch(ARGV[1], '%S+') do given[#given + 1] = word end
 local now = redis.call('TIME')
 local second = tonumber(now[1])
 local now_ms = second * 1000 + math.floor(tonumber(now[2]) / 1000)
@@ -58,10 +62,10 @@ ENTER = (
     _WINDOW
     + """
 -- KEYS: requests, tokens, places, day, month
--- ARGV: limits of requests and tokens a minute, places, tokens a day and month (-1: none); request; lease in ms
--- gives {over, running, requests, reset ms, tokens, reset ms, day, month, retry ms}; over as in standing.Over, 0: in
-local rpm, tpm, places = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local per_day, per_month = tonumber(ARGV[4]), tonumber(ARGV[5])
+-- given: limits of requests and tokens a minute, places, tokens a day and month (-1: none); request; lease in ms
+-- gives: over, running, requests, reset ms, tokens, reset ms, day, month, retry ms; over as in standing.Over, 0: in
+local rpm, tpm, places = tonumber(given[1]), tonumber(given[2]), tonumber(given[3])
+local per_day, per_month = tonumber(given[4]), tonumber(given[5])
 local running, requests, r_newest, tokens, t_newest, day, month = 0, 0, 0, 0, 0, 0, 0
 local r_current, t_current
 if places >= 0 then
@@ -91,42 +95,46 @@ else
   end
   if places >= 0 then
     running = running + 1
-    redis.call('ZADD', KEYS[3], now_ms + tonumber(ARGV[7]), ARGV[6])
-    redis.call('PEXPIRE', KEYS[3], tonumber(ARGV[7]))
+    redis.call('ZADD', KEYS[3], now_ms + tonumber(given[7]), given[6])
+    redis.call('PEXPIRE', KEYS[3], tonumber(given[7]))
   end
 end
 local r_reset, t_reset = empty_in_ms(requests, r_newest), empty_in_ms(tokens, t_newest)
-return {over, running, requests, r_reset, tokens, t_reset, day, month, retry}
+local told = {over, running, requests, r_reset, tokens, t_reset, day, month, retry}
+for i = 1, #told do told[i] = string.format('%.0f', told[i]) end
+return table.concat(told, ' ')
 """
 )
 
 SETTLE = (
     _WINDOW
     + """
--- KEYS as above; ARGV: tokens; 1 where that kind is limited, else 0, of tokens a minute, a day, a month;
--- request ('' where it holds no place); seconds that the day's and month's sums are kept
-local tokens = tonumber(ARGV[1])
+-- KEYS as above; given: tokens; 1 where that kind is limited, else 0, of tokens a minute, a day, a month;
+-- request ('-' where it holds no place); seconds that the day's and month's sums are kept
+local tokens = tonumber(given[1])
 if tokens > 0 then
-  if ARGV[2] == '1' then add(KEYS[2], tokens) end
-  if ARGV[3] == '1' then
+  if given[2] == '1' then add(KEYS[2], tokens) end
+  if given[3] == '1' then
     redis.call('INCRBY', KEYS[4], tokens)
-    redis.call('EXPIRE', KEYS[4], tonumber(ARGV[6]))
+    redis.call('EXPIRE', KEYS[4], tonumber(given[6]))
   end
-  if ARGV[4] == '1' then
+  if given[4] == '1' then
     redis.call('INCRBY', KEYS[5], tokens)
-    redis.call('EXPIRE', KEYS[5], tonumber(ARGV[7]))
+    redis.call('EXPIRE', KEYS[5], tonumber(given[7]))
   end
 end
-if ARGV[5] ~= '' then redis.call('ZREM', KEYS[3], ARGV[5]) end
+if given[5] ~= '-' then redis.call('ZREM', KEYS[3], given[5]) end
 return 0
 """
 )
 
 RENEW = """
--- KEYS: places; ARGV: lease in ms, requests that still run
+-- KEYS: places; given: lease in ms, requests that still run
+local given = {}
+for word in string.gmatch(ARGV[1], '%S+') do given[#given + 1] = word end
 local now = redis.call('TIME')
-local ends = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000) + tonumber(ARGV[1])
-for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', ends, ARGV[i]) end
-redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[1]))
+local ends = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000) + tonumber(given[1])
+for i = 2, #given do redis.call('ZADD', KEYS[1], 'XX', ends, given[i]) end
+redis.call('PEXPIRE', KEYS[1], tonumber(given[1]))
 return 0
 """

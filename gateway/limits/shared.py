@@ -28,6 +28,7 @@ LEASE_MS = 30_000
 RENEW_SECONDS = 10.0
 MAX_OWED = 50_000
 """Keys whose tokens are remembered for a Redis that is away."""
+NO_PLACE = "-"
 KEEP_DAY_SECONDS = 2 * 86_400
 KEEP_MONTH_SECONDS = 33 * 86_400
 
@@ -74,16 +75,17 @@ class SharedLimits:
             return None
         if self._link.down:
             return self._without_redis(key, limits)
-        asked = [_number(limit) for limit in (
-            limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent_requests,
-            limits.tokens_per_day, limits.tokens_per_month,
-        )]  # fmt: skip
+        words = (
+            f"{_number(limits.requests_per_minute)} {_number(limits.tokens_per_minute)} "
+            f"{_number(limits.concurrent_requests)} {_number(limits.tokens_per_day)} "
+            f"{_number(limits.tokens_per_month)} {request_id} {LEASE_MS}"
+        )
         try:
-            answer = await self._link.ask(_ENTER, self._keys(key.id), *asked, request_id, LEASE_MS)
+            answer = await self._link.ask(_ENTER, self._keys(key.id), words)
         except LinkDown as error:
             self._say(str(error))
             return self._without_redis(key, limits)
-        return self._granted(key, limits, request_id, answer)
+        return self._granted(key, limits, request_id, [int(word) for word in answer.split()])
 
     def settle(self, key_id: str, limits: Limits, request_id: str, tokens: int) -> None:
         """Gives a request's place back and debits its tokens, beside the caller."""
@@ -96,7 +98,7 @@ class SharedLimits:
         if self._link.down:
             self.owe(key_id, limits, tokens)
             return
-        member = request_id if limits.concurrent_requests is not None else ""
+        member = request_id if limits.concurrent_requests is not None else NO_PLACE
         self._tell(key_id, limits, member, tokens)
 
     def owe(self, key_id: str, limits: Limits, tokens: int) -> None:
@@ -171,15 +173,9 @@ class SharedLimits:
 
     def _tell(self, key_id: str, limits: Limits, member: str, tokens: int) -> None:
         kinds = (limits.tokens_per_minute, limits.tokens_per_day, limits.tokens_per_month)
-        told = self._link.ask(
-            _SETTLE,
-            self._keys(key_id),
-            tokens,
-            *("0" if limit is None else "1" for limit in kinds),
-            member,
-            KEEP_DAY_SECONDS,
-            KEEP_MONTH_SECONDS,
-        )
+        limited = " ".join("0" if limit is None else "1" for limit in kinds)
+        words = f"{tokens} {limited} {member} {KEEP_DAY_SECONDS} {KEEP_MONTH_SECONDS}"
+        told = self._link.ask(_SETTLE, self._keys(key_id), words)
         told.add_done_callback(lambda done: self._told(done, key_id, limits, tokens))
 
     def _told(self, done: asyncio.Future[Any], key_id: str, limits: Limits, tokens: int) -> None:
@@ -191,11 +187,11 @@ class SharedLimits:
         """Tells Redis what was used while it was away. Tokens of minutes long past count in the present one."""
         owed, self._owed = self._owed, {}
         for key_id, (limits, tokens) in owed.items():
-            self._tell(key_id, limits, "", tokens)
+            self._tell(key_id, limits, NO_PLACE, tokens)
 
     def _renew(self) -> None:
         for key_id, running in self._running.items():
-            told = self._link.ask(_RENEW, [self._keys(key_id)[2]], LEASE_MS, *running)
+            told = self._link.ask(_RENEW, [self._keys(key_id)[2]], " ".join([str(LEASE_MS), *running]))
             told.add_done_callback(_seen)
 
     def _keys(self, key_id: str) -> list[str]:

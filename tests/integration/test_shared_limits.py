@@ -22,9 +22,10 @@ from gateway.keys.record import KeyRecord, NewKey
 from gateway.keys.redis_store import RedisKeyStore
 from gateway.keys.secret import digest
 from gateway.keys.store import KeyStore
-from gateway.limits.script import ENTER, SETTLE
+from gateway.limits.link import Link, LinkDown, Script
+from gateway.limits.script import ENTER, RENEW, SETTLE
 from gateway.limits.window import SlidingWindow
-from settings.schema import PlanSettings
+from settings.schema import PlanSettings, RedisSettings
 from tracing.ledger import Outcome, WorkerState
 
 ANSWER = {
@@ -52,7 +53,8 @@ def store_of(server: RedisServer) -> RedisKeyStore:
 
 @asynccontextmanager
 async def gateways(tmp_path: Path, server: RedisServer, count: int = 2, **redis: object) -> AsyncIterator[list[Rig]]:
-    """Workers with a state folder each and one Redis."""
+    """Workers with a state folder each and one Redis, which is given all the time that a busy machine needs."""
+    redis.setdefault("timeout_ms", 4000)
     async with AsyncExitStack() as stack:
         more = {"redis": server.settings(**redis), "plans": {"free": PlanSettings(requests_per_minute=60)}}
         found = []
@@ -172,7 +174,8 @@ async def test_with_redis_frozen_requests_go_on_and_afterwards_limits_are_shared
     secret, record = store_of(redis_alone).create(
         NewKey("app", limits=Limits(requests_per_minute=1000, tokens_per_month=10**6))
     )
-    async with gateways(tmp_path, redis_alone, count=1) as (one,):
+    # With so long a timeout it shows, on a busy machine too, who waits for Redis and who does not.
+    async with gateways(tmp_path, redis_alone, count=1, timeout_ms=2000) as (one,):
         assert (await ask(one, secret)).status_code == 200
         redis_alone.freeze()
         try:
@@ -181,15 +184,14 @@ async def test_with_redis_frozen_requests_go_on_and_afterwards_limits_are_shared
                 began = time.monotonic()
                 assert (await ask(one, secret)).status_code == 200
                 seconds.append(time.monotonic() - began)
-            # The first one waits for redis.timeout_ms, the others not at all; the bound is for busy machines.
-            assert max(seconds) < 1
-            assert sorted(seconds)[5] < 0.08
+            assert max(seconds) < 4  # the first one waits for redis.timeout_ms, or nobody where the watch was faster
+            assert sorted(seconds)[8] < 1.5  # the others do not wait
             await until(lambda: degraded(one) is True)
             # Longer than a verified key is fresh: the key store is frozen too, and nobody waits for it.
             await asyncio.sleep(5)
             began = time.monotonic()
             assert (await ask(one, secret)).status_code == 200
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 1.5
         finally:
             redis_alone.thaw()
         await until(lambda: degraded(one) is False)
@@ -201,6 +203,30 @@ async def test_with_redis_frozen_requests_go_on_and_afterwards_limits_are_shared
         await until(lambda: debited() == 12 * 10)  # what was used meanwhile is not forgotten
         left = int((await ask(one, secret)).headers["x-ratelimit-remaining-requests"])
         assert left >= 1000 - 4  # counted by Redis: those of the outage were counted here
+
+
+async def test_a_frozen_redis_holds_a_request_up_for_80_ms_once(redis_alone) -> None:
+    link = Link(redis_alone.url, RedisSettings().timeout_ms / 1e3, "t")
+    assert await link.probe()
+    redis_alone.freeze()
+    try:
+        began = time.monotonic()
+        waiting = [link.ask(Script(RENEW), ["p"], "1 a") for _ in range(3)]
+        assert [type(error) for error in await asyncio.gather(*waiting, return_exceptions=True)] == [LinkDown] * 3
+        assert 0.07 < time.monotonic() - began < 1
+        assert link.ask(Script(RENEW), ["p"], "1 a").exception()  # at once
+        assert not await link.probe()
+    finally:
+        redis_alone.thaw()
+    await until_probed(link)
+    assert await link.ask(Script(RENEW), ["p"], "1 a") == 0
+    await link.close()
+
+
+async def until_probed(link: Link) -> None:
+    async with asyncio.timeout(10):
+        while not await link.probe():
+            await asyncio.sleep(0.05)
 
 
 async def test_dead_redis_refuses_limited_keys_where_that_is_asked_for(tmp_path, redis_alone) -> None:
@@ -272,7 +298,7 @@ def test_no_secret_is_in_redis(redis_alone) -> None:
 
 def at(text: str) -> str:
     """A script that is told the time: seconds and microseconds come last."""
-    return text.replace("redis.call('TIME')", "{ARGV[8], ARGV[9]}")
+    return text.replace("redis.call('TIME')", "{ARGV[2], ARGV[3]}")
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -287,11 +313,11 @@ def test_redis_counts_as_memory_does(server, events) -> None:
         now_ms += wait_ms
         now_ns, moment = now_ms * 1_000_000, (now_ms // 1000, now_ms % 1000 * 1000)
         if not is_request:
-            settle(keys, [amount, 1, 1, 0, "", 60, 60, *moment])
+            settle(keys, [f"{amount} 1 1 0 - 60 60", *moment])
             tokens.add(now_ns, amount)
             days += amount
             continue
-        answer = enter(keys, [3, 50, -1, 10**6, -1, "q", 1000, *moment])
+        answer = [int(word) for word in enter(keys, ["3 50 -1 1000000 -1 q 1000", *moment]).split()]
         over, _, used, used_ms, spent, spent_ms, day, _, retry_ms = answer
         if tokens.total(now_ns) >= 50:
             expected = (3, tokens.below_in_ns(now_ns, 50))
@@ -311,9 +337,14 @@ def test_a_place_of_a_gateway_that_died_is_free_again_after_its_lease(redis_alon
     keys = ["r", "t", "p", "d", "m"]
 
     def over(request: str, second: int) -> int:
-        return int(enter(keys, [-1, -1, 1, -1, -1, request, 30_000, second, 0])[0])
+        return int(enter(keys, [f"-1 -1 1 -1 -1 {request} 30000", second, 0]).split()[0])
 
     assert [over("a", 1000), over("b", 1029), over("c", 1031)] == [0, 1, 0]
+    renew = redis_alone.client().register_script(at(RENEW))
+    renew(["p"], ["30000 c", 1060, 0])
+    assert over("d", 1089) == 1
+    renew(["p"], ["30000 gone", 1089, 0])  # an ended request's place is not made again
+    assert over("e", 1091) == 0
 
 
 def test_what_is_kept_in_redis_for_a_key_is_bounded_and_runs_out(redis_alone) -> None:
@@ -321,7 +352,7 @@ def test_what_is_kept_in_redis_for_a_key_is_bounded_and_runs_out(redis_alone) ->
     enter = client.register_script(at(ENTER))
     keys = ["r", "t", "p", "d", "m"]
     for second in range(1000, 1500):
-        enter(keys, [10**6, -1, -1, -1, -1, "a", 1000, second, 0])
+        enter(keys, ["1000000 -1 -1 -1 -1 a 1000", second, 0])
     assert client.hlen("r") <= 61 + 3
     assert 0 < client.ttl("r") <= 62
 

@@ -10,6 +10,7 @@ import pytest
 from gateway.keys.limits import NO_LIMITS, Limits
 from gateway.keys.plans import Plans
 from gateway.keys.record import KeyRecord
+from gateway.keys.sparing import Sparing
 from gateway.limits import budgets as budgets_module
 from gateway.limits import local as local_module
 from gateway.limits.budgets import Budgets
@@ -170,3 +171,14 @@ def test_without_a_count_token_events_are_what_is_debited() -> None:
     assert tokens_of(Usage(output_tokens=3, source="events")) == 3
     assert tokens_of(Usage()) == 0
     assert not NO_LIMITS.any
+
+
+def test_what_happens_all_the_time_is_said_once_a_minute() -> None:
+    clock = FakeClock()
+    sparing = Sparing(clock)
+    said = []
+    for second in range(150):
+        if sparing.due():
+            said.append(second)
+        clock.advance_ms(SECOND_MS)
+    assert said == [0, 60, 120]

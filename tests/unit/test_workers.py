@@ -128,3 +128,12 @@ def test_the_lateness_of_a_workers_loop_is_observed_tick_by_tick() -> None:
     rig.workers.report(WorkerState(3, 13, HERE, {}, 0, loop_lags=[1_000_000, 40_000_000]))
     assert rig.rig.value("tokenline_event_loop_lag_seconds_count", worker="3") == 2
     assert rig.rig.value("tokenline_event_loop_lag_seconds_sum", worker="3") == pytest.approx(0.041)
+
+
+def test_limits_are_degraded_while_any_living_worker_says_so() -> None:
+    rig = WorkersRig()
+    rig.workers.report(WorkerState(1, 11, HERE, {}, 0, limits_degraded=True))
+    rig.report(12)
+    assert rig.rig.value("tokenline_limits_degraded") == 1
+    rig.report(11)
+    assert rig.rig.value("tokenline_limits_degraded") == 0
