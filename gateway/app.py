@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.responses import JSONResponse
@@ -13,6 +14,7 @@ from gateway.exchange import Exchange, without_keys
 from gateway.relay import Relay
 from gateway.surfaces.catalogue import SURFACES
 from gateway.surfaces.models import as_anthropic, list_models, show_model
+from gateway.surfaces.openapi import describe
 from gateway.surfaces.shapes import ANTHROPIC_ERRORS
 from gateway.surfaces.surface import Surface
 from protocol.errors import ApiError
@@ -27,14 +29,17 @@ HELLO = "/api/hello"
 def build_app(relay: Relay, base_url: str) -> FastAPI:
     """The tenant listener's application. `base_url` is the advertised one, named where a client got it wrong."""
     app = FastAPI(title="Tokenline", docs_url=None, redoc_url=None, openapi_url=None)
+    hello = FixedEndpoint(b'{"message":"hello"}')
+    description = FixedEndpoint(describe(SURFACES, base_url, version("tokenline")))
     for prefix in (*PREFIXES, *DOUBLED):
         hint = base_url if prefix in DOUBLED else None
         for surface in SURFACES:
             app.router.routes.append(Route(prefix + surface.path, SurfaceEndpoint(relay, surface, hint)))
         app.router.routes.append(Route(prefix + "/models", ModelsEndpoint(relay, hint)))
         app.router.routes.append(Route(prefix + "/models/{model:path}", ModelsEndpoint(relay, hint)))
-        app.router.routes.append(Route(prefix + HELLO, HelloEndpoint()))
-    app.router.routes.append(Route(HELLO, HelloEndpoint()))
+        app.router.routes.append(Route(prefix + HELLO, hello))
+        app.router.routes.append(Route(prefix + "/openapi.json", description))
+    app.router.routes.append(Route(HELLO, hello))
     app.router.routes.append(Route("/healthz", health, methods=["GET"]))
     app.router.default = UnknownPathEndpoint(base_url)
     app.router.redirect_slashes = False
@@ -88,13 +93,17 @@ class ModelsEndpoint(Endpoint):
             await exchange.answer_json(list_models(router, key) if wanted is None else show_model(router, key, wanted))
 
 
-class HelloEndpoint(Endpoint):
-    """Says that somebody is there, to anybody who asks."""
+class FixedEndpoint(Endpoint):
+    """Answers anybody who asks with the same JSON."""
 
     method = "GET"
 
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self._body = body
+
     async def serve(self, exchange: Exchange) -> None:
-        await exchange.answer_json(b'{"message":"hello"}')
+        await exchange.answer_json(self._body)
 
 
 class UnknownPathEndpoint(Endpoint):

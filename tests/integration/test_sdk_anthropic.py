@@ -314,3 +314,10 @@ async def test_claude_codes_greeting_is_answered_without_a_key(tmp_path: Path) -
     async with rig(tmp_path) as r:
         for path in ("/api/hello", "/api/api/hello", "/v1/api/hello"):
             assert (await r.client.head(path, headers={"authorization": ""})).status_code == 200
+
+
+async def test_the_description_of_what_is_served_is_there_without_a_key(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        answer = await r.client.get("/api/openapi.json", headers={"authorization": ""})
+        assert answer.json()["servers"] == [{"url": r.settings.advertised_base_url}]
+        assert "/messages/count_tokens" in answer.json()["paths"]
