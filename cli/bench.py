@@ -1,4 +1,4 @@
-"""`tokenline bench`: measurements of the engine on this machine."""
+"""`tokenline bench`: load tests of an endpoint, and measurements of the engine on this machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from cli import bench_run
 from cli.errors import EXIT_CODES
 from cli.options import Json
 
 app = typer.Typer(
     name="bench",
     no_args_is_help=True,
-    help="Measures the engine on this machine.",
+    help="Load tests of an endpoint; measurements of the engine on this machine.",
     rich_markup_mode=None,
 )
 
@@ -112,3 +113,6 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['tpot_p99_ms']:.2f}",
         f"{row['slot_kernel_ms']:.2f}",
     )
+
+
+app.command(epilog=bench_run.EPILOG)(bench_run.run)
