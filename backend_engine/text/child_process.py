@@ -27,23 +27,37 @@ MOST_DELAY_SECONDS = 10.0
 PROVEN_SECONDS = 30.0
 """One that lived this long had no trouble of its own; its death starts the delays anew."""
 TERMINATE_SECONDS = 2.0
+STUCK_SECONDS = 60.0
+"""One that owes an answer and says nothing for so long is taken for dead."""
 
 
 class ChildProcess:
     """Runs `python -m backend_engine.text.<kind>_process`. Each start has sockets of its own, so that nothing meant for
     one that died ever reaches the next.
 
-    `queued` bounds what may be under way to it; the owner keeps to that, so no send waits.
+    `queued` bounds what may be under way to it; the owner keeps to that, so no send waits. `owes`: whether it has not
+    answered all that it was sent.
     """
 
     def __init__(
-        self, kind: Kind, number: int, folder: Path, queued: int, decode: Callable[[bytes], msgspec.Struct]
+        self,
+        kind: Kind,
+        number: int,
+        folder: Path,
+        queued: int,
+        decode: Callable[[bytes], msgspec.Struct],
+        owes: Callable[[], bool],
+        stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
         self._kind = kind
         self._prefix = f"{kind[0]}{number}"
         self._folder = folder
         self._queued = queued
         self._decode = decode
+        self._owes = owes
+        self._stuck_seconds = stuck_seconds
+        self._last_seen = 0.0
+        """When it last said something, or owed nothing; on the event loop's clock."""
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
         self._starts = 0
@@ -102,7 +116,12 @@ class ChildProcess:
             self._socket.send(encode(await start()))
             reading = asyncio.create_task(self._read(answers, on_loaded, on_message), name=f"{self._kind} answers")
             ending = asyncio.create_task(process.wait(), name=f"{self._kind} process")
-            await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+            while not reading.done() and not ending.done():
+                await asyncio.wait(
+                    [reading, ending], timeout=self._stuck_seconds / 4, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self._is_stuck():
+                    return f"it said nothing for {self._stuck_seconds:g} s"
             if not reading.done() and self.loaded is None:
                 await asyncio.wait([reading], timeout=0.5)  # its last words may still be on their way
             if reading.done():
@@ -118,6 +137,12 @@ class ChildProcess:
             for address in (inbox, outbox):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(address.removeprefix("ipc://"))
+
+    def _is_stuck(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self.loaded is None or not self._owes():
+            self._last_seen = now
+        return now - self._last_seen > self._stuck_seconds
 
     async def _spawn(self, inbox: str, outbox: str) -> asyncio.subprocess.Process:
         settings = str(self._folder / "settings.json")
@@ -136,6 +161,7 @@ class ChildProcess:
         """Until it says that it can't work; returns why."""
         while True:
             message = self._decode(await answers.recv())
+            self._last_seen = asyncio.get_running_loop().time()
             if isinstance(message, Broken):
                 return message.message
             if isinstance(message, Loaded):

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from backend_engine.core.messages import Outputs, Ready
-from backend_engine.text.child_process import ChildProcess
+from backend_engine.text.child_process import STUCK_SECONDS, ChildProcess
 from backend_engine.text.service import TextListener, not_ready
 from backend_engine.text.wire import (
     Conversation,
@@ -51,13 +51,21 @@ def tokenizers_for(cores: int) -> int:
 class ProcessText:
     """`token_interval.detokenizer_async` = true."""
 
-    def __init__(self, folder: Path, max_jobs: int, cores: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, max_jobs: int, cores: int | None = None, stuck_seconds: float = STUCK_SECONDS
+    ) -> None:
         self._folder = folder
         self._max_jobs = max_jobs
         count = tokenizers_for(cores or len(os.sched_getaffinity(0)))
-        self._tokenizers = [_Tokenizer(number, folder, max_jobs) for number in range(count)]
+        self._tokenizers = [_Tokenizer(number, folder, max_jobs, stuck_seconds) for number in range(count)]
         self._detokenizer = ChildProcess(
-            "detokenize", 0, folder, MAX_UNANSWERED + max_jobs + 16, decode_from_detokenizer
+            "detokenize",
+            0,
+            folder,
+            MAX_UNANSWERED + max_jobs + 16,
+            decode_from_detokenizer,
+            lambda: self._unanswered > 0,
+            stuck_seconds,
         )
         self._unanswered = 0
         self._has_room = asyncio.Event()
@@ -176,8 +184,10 @@ class ProcessText:
 class _Tokenizer:
     """One process, and the jobs that it has not answered."""
 
-    def __init__(self, number: int, folder: Path, max_jobs: int) -> None:
-        self.child = ChildProcess("tokenize", number, folder, max_jobs + 1, decode_from_tokenizer)
+    def __init__(self, number: int, folder: Path, max_jobs: int, stuck_seconds: float) -> None:
+        self.child = ChildProcess(
+            "tokenize", number, folder, max_jobs + 1, decode_from_tokenizer, lambda: bool(self._jobs), stuck_seconds
+        )
         self._max_jobs = max_jobs
         self._jobs: dict[int, asyncio.Future[Done]] = {}
         self._next = number << 40

@@ -167,6 +167,25 @@ async def test_a_detokenizer_that_is_far_behind_makes_the_core_wait(tmp_path: Pa
     assert "".join(one.text for one in listener.texts) == letters
 
 
+async def test_a_process_that_is_stuck_is_taken_for_dead(tmp_path: Path) -> None:
+    both(tmp_path, None)
+    text, listener, ready = ProcessText(tmp_path, 64, cores=2, stuck_seconds=0.4), Listener(), ready_of(257, 256)
+    async with serving(text, listener, ready):
+        for child in psutil.Process().children():
+            if TOKENIZE in child.cmdline() or DETOKENIZE in child.cmdline():
+                child.suspend()
+        text.open(Open("a"))
+        outputs = Outputs([Output("a", [65], 1)], [], Gauges(1, 0, 0, 1))
+        text.take(outputs, encode(outputs))
+        with pytest.raises(ApiError, match="tokenizer") as refusal:
+            await text.encode(Prompt(text="hi"))
+        assert (refusal.value.status, refusal.value.code) == (503, "engine_unavailable")
+        await soon(lambda: listener.lost and text.is_ready, "both were told and started again")
+        assert await text.encode(Prompt(text="hi")) == [*b"hi"]
+        await asyncio.sleep(0.9)
+        assert text.is_ready, "one that owes nothing may be silent"
+
+
 def test_tokenizers_grow_with_the_machine() -> None:
     assert [tokenizers_for(cores) for cores in (1, 8, 16, 48, 256)] == [1, 1, 2, 4, 4]
 
