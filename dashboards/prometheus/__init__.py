@@ -1,0 +1,1 @@
+"""Prometheus: what it scrapes, which rules it records and when it wakes somebody."""
