@@ -50,6 +50,7 @@ connect_timeout_seconds = 0.6
 [[upstreams]]
 name = "dead"
 url = "http://127.0.0.1:{dead_port}/v1"
+health_path = ""
 [[models]]
 name = "{model}"
 targets = [{{ upstream = "dead" }}, {{ upstream = "engine" }}]
@@ -91,7 +92,7 @@ class Provoker:
             return _id_in(connection)
 
     def upstream_failure(self) -> str:
-        """The first upstream answers to nothing; the second does."""
+        """The first upstream, which no health check watches, answers to nothing; the second does."""
         return self._ask(model=FALLBACK_MODEL)
 
     def gateway_busy(self) -> str:
