@@ -111,7 +111,12 @@ class Frontend:
         limits = self.serving()
         grammar = check_request(request, limits, self.text.tool_format)
         check_letters(request, limits)
-        tokens = await self.text.encode(request.source, grammar)
+        try:
+            tokens = await self.text.encode(request.source, grammar)
+        except ApiError as error:
+            if error.param == "response_format" and request.grammar is None:
+                error.param = "tools"  # the grammar that can't be followed came from there
+            raise
         check_prompt(tokens, request.param, limits)
         return tokens, grammar
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from backend_engine.spans import SpanWriter
 from backend_engine.text.byte_tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 from backend_engine.text.grammar import Grammars
 from backend_engine.text.service import LocalText
-from backend_engine.text.tokenizer import Tokenizer
+from backend_engine.text.tokenizer import Messages, Tokenizer
+from backend_engine.text.tool_formats import HERMES
 from protocol.timings import EngineState, HostIdentity
 from settings.schema import EngineSettings, Settings
 from tracing.clock import FakeClock
@@ -278,3 +279,29 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def completion(**fields: Any) -> dict[str, Any]:
     return {"model": "simulated", "prompt": "hi"} | fields
+
+
+FEATURES = ("min_p", "penalties", "logit_bias", "logprobs", "min_tokens", "masks")
+
+
+class ToolTokenizer(ByteTokenizer):
+    """A model whose template shows tools, calls and results."""
+
+    tool_format: str | None = HERMES
+
+    def encode_chat(
+        self, messages: Messages, *, open_answer: bool = True, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        names = [tool["function"]["name"] for tool in tools]
+        calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
+        results = [message["content"] for message in messages if message["role"] == "tool"]
+        return self.encode(f"{names}{calls}{results}")
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from engine_harness import Call, Harness, chat, completion, done, settle
+from engine_harness import FEATURES, WEATHER, Call, Harness, ToolTokenizer, chat, completion, done, settle
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from backend_engine.core.messages import Mask, Output, Submit, TokenLogprobs
-from backend_engine.text.byte_tokenizer import EOS, ByteTokenizer
-from backend_engine.text.tokenizer import Messages
-from backend_engine.text.tool_formats import HERMES
-
-FEATURES = ("min_p", "penalties", "logit_bias", "logprobs", "min_tokens", "masks")
-
-
-class ToolTokenizer(ByteTokenizer):
-    """A model whose template shows tools, calls and results."""
-
-    tool_format: str | None = HERMES
-
-    def encode_chat(
-        self, messages: Messages, *, open_answer: bool = True, tools: Sequence[dict[str, Any]] = ()
-    ) -> list[int]:
-        names = [tool["function"]["name"] for tool in tools]
-        calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
-        results = [message["content"] for message in messages if message["role"] == "tool"]
-        return self.encode(f"{names}{calls}{results}")
+from backend_engine.text.byte_tokenizer import EOS
 
 
 def harness(tmp_path: Path, **options: Any) -> Harness:
@@ -222,13 +203,6 @@ async def test_a_core_that_breaks_the_mask_is_found_out(tmp_path: Path) -> None:
 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 CALL = b'<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
 
 
@@ -290,123 +264,6 @@ async def test_a_tool_that_must_be_called_is_constrained_and_none_is_not_shown(t
         assert submit.sampling.is_masked is is_masked
         assert bytes(submit.prompt).startswith(b"[]" if choice == "none" else b"['weather']")
         call.leave()
-
-
-# -- what can't be had -------------------------------------------------------------------------------------------------
-
-FORMAT = {"type": "json_object"}
-REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"min_p": -0.1}, "invalid_request", "min_p", "from 0 to 1"),
-    ({"min_p": 1.5}, "invalid_request", "min_p", "1.5"),
-    ({"repetition_penalty": 0}, "invalid_request", "repetition_penalty", "above 0"),
-    ({"repetition_penalty": 11}, "invalid_request", "repetition_penalty", "11"),
-    ({"presence_penalty": 2.1}, "invalid_request", "presence_penalty", "from -2 to 2"),
-    ({"frequency_penalty": -2.1}, "invalid_request", "frequency_penalty", "-2.1"),
-    ({"logit_bias": [1]}, "invalid_request", "logit_bias", "object"),
-    ({"logit_bias": {"x": 1}}, "invalid_request", "logit_bias", "x"),
-    ({"logit_bias": {"-1": 1}}, "invalid_request", "logit_bias", "-1"),
-    ({"logit_bias": {"300": 1}}, "invalid_request", "logit_bias", "256"),
-    ({"logit_bias": {"5": 101}}, "invalid_request", "logit_bias", "from -100 to 100"),
-    ({"logit_bias": {"5": "a"}}, "invalid_request", "logit_bias", "number"),
-    ({"logit_bias": {str(at): 1 for at in range(2000)}}, "invalid_request", "logit_bias", "2000"),
-    ({"logprobs": 1}, "invalid_request", "logprobs", "true or false"),
-    ({"logprobs": True, "top_logprobs": 21}, "invalid_request", "top_logprobs", "at most 20"),
-    ({"top_logprobs": 2}, "invalid_request", "top_logprobs", "'logprobs': true"),
-    ({"n": 1.5}, "invalid_request", "n", "whole number"),
-    ({"n": 2, "best_of": 3}, "unsupported_parameter", "best_of", "3"),
-    ({"min_tokens": -1}, "invalid_request", "min_tokens", "at least 0"),
-    ({"min_tokens": 9, "max_tokens": 8}, "invalid_request", "min_tokens", "at most"),
-    ({"max_completion_tokens": 0}, "invalid_request", "max_completion_tokens", "at least 1"),
-    ({"ignore_eos": 1}, "invalid_request", "ignore_eos", "true or false"),
-    ({"stop_token_ids": [*range(70)]}, "invalid_request", "stop_token_ids", "71"),
-    ({"response_format": "json"}, "invalid_request", "response_format", "json_schema"),
-    ({"response_format": {"type": "xml"}}, "invalid_request", "response_format", "xml"),
-    ({"response_format": {"type": "json_schema"}}, "invalid_request", "response_format.json_schema.schema", "schema"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}},
-        "invalid_request",
-        "response_format",
-        "objekt",
-    ),
-    ({"response_format": FORMAT, "ignore_eos": True}, "invalid_request", "ignore_eos", "response_format"),
-    ({"response_format": FORMAT, "min_tokens": 3}, "invalid_request", "min_tokens", "response_format"),
-    ({"response_format": FORMAT, "tools": [WEATHER]}, "unsupported_parameter", "response_format", "tools"),
-    ({"tools": {}}, "invalid_request", "tools", "list"),
-    ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0]", "web_search"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-        "invalid_request",
-        "tools[0].function.name",
-        "a b",
-    ),
-    ({"tools": [WEATHER], "tool_choice": "always"}, "invalid_request", "tool_choice", "always"),
-    (
-        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-        "invalid_request",
-        "tool_choice",
-        "'x'",
-    ),
-    ({"tools": [WEATHER], "parallel_tool_calls": False}, "unsupported_parameter", "parallel_tool_calls", "false"),
-    ({"tools": [WEATHER], "logprobs": True}, "unsupported_parameter", "logprobs", "tools"),
-    ({"functions": [{}]}, "unsupported_parameter", "functions", "tools"),
-    (
-        {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
-        "invalid_request",
-        "messages[0].tool_calls",
-        "assistant",
-    ),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-        "invalid_request",
-        "messages[0].tool_calls[0].function.arguments",
-        "JSON",
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "code", "param", "says"), REFUSED)
-async def test_what_cannot_be_had_is_told_with_field_value_and_range(
-    tmp_path: Path, fields: dict[str, Any], code: str, param: str, says: str
-) -> None:
-    here = harness(tmp_path, tokenizer=ToolTokenizer())
-    call = here.call(body=chat(**fields))
-    await done(call)
-    assert (call.status, call.error["code"], call.error["param"]) == (400, code, param)
-    assert says in call.error["message"]
-    assert here.core.sent == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"min_p": 0.1}, "min_p"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"frequency_penalty": 1}, "frequency_penalty"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"logprobs": True}, "logprobs"),
-        ({"min_tokens": 2}, "min_tokens"),
-        ({"response_format": FORMAT}, "response_format"),
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
-    ],
-)
-async def test_what_the_core_does_not_do_is_refused_and_never_ignored(
-    tmp_path: Path, fields: dict[str, Any], param: str
-) -> None:
-    here = Harness(tmp_path, tokenizer=ToolTokenizer())
-    call = here.call(body=chat(**fields))
-    await done(call)
-    assert (call.status, call.error["code"], call.error["param"]) == (400, "unsupported_parameter", param)
-
-
-async def test_a_model_without_tools_in_its_template_says_so(tmp_path: Path) -> None:
-    here = harness(tmp_path)
-    asked = here.call(body=chat(tools=[WEATHER]))
-    told = here.call(body=chat(messages=[{"role": "tool", "tool_call_id": "1", "content": "x"}]))
-    await done(asked, told)
-    for call, param in ((asked, "tools"), (told, "messages")):
-        assert (call.status, call.error["code"], call.error["param"]) == (400, "unsupported_parameter", param)
-        assert "chat template has no tools" in call.error["message"]
 
 
 async def test_what_is_asked_for_reaches_the_core(tmp_path: Path) -> None:
