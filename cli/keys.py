@@ -250,7 +250,8 @@ def usage(
     if not found["usage"]:
         say(f"no key was used in the last {window}")
         return
-    print_table(tuple(found["usage"][0]), (tuple(str(value) for value in row.values()) for row in found["usage"]))
+    columns = tuple(name.removesuffix("_tokens").removesuffix("_alias") for name in found["usage"][0])
+    print_table(columns, (tuple(str(value) for value in row.values()) for row in found["usage"]))
 
 
 def _list_of(text: str | None) -> list[str]:

@@ -18,7 +18,7 @@ from gateway.app import build_app, data_plane
 from gateway.client_clock import TrustedProxies
 from gateway.connection import Protocol
 from gateway.ingress import Ingress
-from gateway.keys.stores import open_store
+from gateway.keys.stores import LOOKUP_SECONDS, open_store
 from gateway.keys.verify import KeyVerifier
 from gateway.keys.watch import StoredKeys, watch_store
 from gateway.lag import LoopLag
@@ -50,8 +50,7 @@ class Worker:
         self._lag = LoopLag(clock)
         self._admission = Admission(settings.server)
         self._unanswered: dict[str, Ledger] = {}
-        lookup_seconds = settings.redis.timeout_ms / 1e3
-        self._keys = StoredKeys(lambda: open_store(settings, lookup_seconds))
+        self._keys = StoredKeys(lambda: open_store(settings, LOOKUP_SECONDS))
         self._limiter = limiter_from(settings, clock)
         self._router = router_from(settings)
         self._verifier = KeyVerifier(self._keys.find, clock, api_key.get_secret_value() if api_key else None)

@@ -13,7 +13,10 @@ from settings.errors import SettingsError
 STORE_ERRORS = (sqlite3.Error, OSError)
 """What a store raises when it can't be used."""
 CONTROL_SECONDS = 5.0
-"""An admin's command waits this long for Redis; the hot path has redis.timeout_ms."""
+"""An admin's command waits this long for Redis."""
+LOOKUP_SECONDS = 1.0
+"""So does a key that this worker has not seen. Verified ones wait for nothing: within this time the watch has noticed
+an outage, and they are taken to be stale much later (`verify.STALE_NS`)."""
 
 
 class Watch(Protocol):

@@ -117,15 +117,16 @@ class KeyVerifier:
         return record
 
     async def _look_up(self, secret_digest: bytes, entry: _Entry | None) -> KeyRecord | None:
+        if self._is_down and self._clock.mono_ns() - self._tried_ns < RETRY_NS:
+            raise _unverifiable()
         try:
+            self._tried_ns = self._clock.mono_ns()
             return await asyncio.shield(self._start_lookup(secret_digest))
         except Exception as error:
             self._is_down = True
             if entry and entry.record and self._age_ns(entry) < OUTAGE_NS:
                 return entry.record
-            raise ApiError(
-                503, "upstream_unavailable", "Keys can't be verified right now. Try again shortly.", retry_after=2
-            ) from error
+            raise _unverifiable() from error
 
     def _start_lookup(self, secret_digest: bytes) -> asyncio.Task[KeyRecord | None]:
         """One look-up a key at a time, in a thread; everybody who asks meanwhile shares it."""
@@ -157,3 +158,7 @@ class KeyVerifier:
         if len(kept) > limit:
             kept.popitem(last=False)
         return record
+
+
+def _unverifiable() -> ApiError:
+    return ApiError(503, "upstream_unavailable", "Keys can't be verified right now. Try again shortly.", retry_after=2)

@@ -29,7 +29,11 @@ log = logging.getLogger("tokenline.limits")
 
 
 class LinkDown(Exception):
-    """Redis did not answer, or not in time."""
+    """Redis did not answer, or not in time. `may_be_done`: it has the command, and may still do it when it thaws."""
+
+    def __init__(self, reason: str, *, may_be_done: bool = False) -> None:
+        super().__init__(reason)
+        self.may_be_done = may_be_done
 
 
 class Script:
@@ -73,10 +77,10 @@ class Link:
             self._sending = asyncio.create_task(self._send())
         return future
 
-    async def probe(self) -> bool:
-        """Whether Redis answers and can be written to; opens or closes the breaker accordingly."""
+    async def probe(self, seconds: float = 0) -> bool:
+        """Whether Redis answers in time, or in so many seconds, and can be written to; opens or closes the breaker."""
         try:
-            await self._in_time(self._redis.set(self._probe_key, 1, ex=60))
+            await self._in_time(self._redis.set(self._probe_key, 1, ex=60), max(seconds, self.timeout_seconds))
         except (RedisError, OSError, TimeoutError) as error:
             self.down, self.reason = True, _said(error)
             return False
@@ -95,7 +99,7 @@ class Link:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
                 try:
-                    answers = await self._in_time(self._exchange(batch))
+                    answers = await self._in_time(self._exchange(batch), self.timeout_seconds)
                 except (RedisError, OSError, TimeoutError) as error:
                     self._fail(batch, error)
                     return
@@ -107,13 +111,13 @@ class Link:
         finally:
             self._sending = None
 
-    async def _in_time(self, asked: Coroutine[Any, Any, T]) -> T:
+    async def _in_time(self, asked: Coroutine[Any, Any, T], seconds: float) -> T:
         """What is asked for, or TimeoutError. A loop that is busy with other things does not make Redis late: the time
         is spent in slices, and what arrived in one of them is seen at its end."""
         task = asyncio.create_task(asked)
         try:
             for _ in range(SLICES):
-                await asyncio.wait([task], timeout=self.timeout_seconds / SLICES)
+                await asyncio.wait([task], timeout=seconds / SLICES)
                 if task.done():
                     return task.result()
             raise TimeoutError
@@ -139,10 +143,12 @@ class Link:
     def _fail(self, batch: list[_Command], error: Exception) -> None:
         """Opens the breaker and tells everybody who waits."""
         self.down, self.reason = True, _said(error)
-        waiting, self._waiting = [*batch, *self._waiting], []
-        for _, _, future in waiting:
-            if not future.done():
-                future.set_exception(LinkDown(self.reason))
+        waiting, self._waiting = self._waiting, []
+        is_sent = isinstance(error, TimeoutError)
+        for commands, may_be_done in ((batch, is_sent), (waiting, False)):
+            for _, _, future in commands:
+                if not future.done():
+                    future.set_exception(LinkDown(self.reason, may_be_done=may_be_done))
 
 
 def _resolve(future: asyncio.Future[Any], answer: Any) -> None:

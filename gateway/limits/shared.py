@@ -28,6 +28,8 @@ LEASE_MS = 30_000
 RENEW_SECONDS = 10.0
 MAX_OWED = 50_000
 """Keys whose tokens are remembered for a Redis that is away."""
+IDLE_SECONDS = 0.4
+"""How long the probe of a gateway in order waits: nobody waits with it, and a hiccup is no outage."""
 NO_PLACE = "-"
 KEEP_DAY_SECONDS = 2 * 86_400
 KEEP_MONTH_SECONDS = 33 * 86_400
@@ -125,16 +127,19 @@ class SharedLimits:
 
     async def _watch(self) -> None:
         await self._link.probe()
-        passed = 0.0
+        passed, was_down = 0.0, False
         while True:
             await asyncio.sleep(PROBE_SECONDS)
             passed += PROBE_SECONDS
-            if self._link.down:
-                if not await self._link.probe():
-                    self._say(self._link.reason)
-                    continue
+            was_down = was_down or self._link.down
+            if not await self._link.probe(0 if was_down else IDLE_SECONDS):
+                was_down = True
+                self._say(self._link.reason)
+                continue
+            if was_down:
+                was_down = False
                 log.info("Redis answers again; limits are shared")
-                self._pay()
+            self._pay()
             if passed >= RENEW_SECONDS:
                 passed = 0.0
                 self._renew()
@@ -179,9 +184,11 @@ class SharedLimits:
         told.add_done_callback(lambda done: self._told(done, key_id, limits, tokens))
 
     def _told(self, done: asyncio.Future[Any], key_id: str, limits: Limits, tokens: int) -> None:
-        if not done.cancelled() and (error := done.exception()) is not None:
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, LinkDown):
             self._say(str(error))
-            self.owe(key_id, limits, tokens)
+            if not error.may_be_done:  # what Redis has got it debits when it thaws: nobody pays twice
+                self.owe(key_id, limits, tokens)
 
     def _pay(self) -> None:
         """Tells Redis what was used while it was away. Tokens of minutes long past count in the present one."""

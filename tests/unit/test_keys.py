@@ -299,3 +299,15 @@ def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
 def test_what_no_key_can_have_is_refused(fields: dict) -> None:
     with pytest.raises(ValueError, match=r"alias|tags|requests_per_minute"):
         NewKey(**{"alias": "app", **fields})
+
+
+async def test_strangers_do_not_queue_up_before_a_store_that_is_down() -> None:
+    clock, table = FakeClock(), Table(key_record("k"))
+    verifier = KeyVerifier(table.find, clock)
+    table.down = True
+    assert [await refusal(verifier, secret) for secret in ("k", "x", "y")] == ["upstream_unavailable"] * 3
+    assert table.asked == 1
+    table.down = False
+    clock.advance_ms(verify.RETRY_NS / 1e6)
+    assert (await verifier.verify("k")).alias == "app"
+    assert await refusal(verifier, "x") == "unknown_key"
