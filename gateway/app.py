@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.responses import JSONResponse
@@ -18,6 +17,7 @@ from gateway.surfaces.openapi import describe
 from gateway.surfaces.shapes import ANTHROPIC_ERRORS
 from gateway.surfaces.surface import Surface
 from protocol.errors import ApiError
+from tracing.spans import GATEWAY_RESOURCE
 
 PREFIXES = ("/api", "/api/v1", "/v1")
 DOUBLED = ("/api/v1/v1", "/v1/v1")
@@ -30,7 +30,7 @@ def build_app(relay: Relay, base_url: str) -> FastAPI:
     """The tenant listener's application. `base_url` is the advertised one, named where a client got it wrong."""
     app = FastAPI(title="Tokenline", docs_url=None, redoc_url=None, openapi_url=None)
     hello = FixedEndpoint(b'{"message":"hello"}')
-    description = FixedEndpoint(describe(SURFACES, base_url, version("tokenline")))
+    description = FixedEndpoint(describe(SURFACES, base_url, str(GATEWAY_RESOURCE["service.version"])))
     for prefix in (*PREFIXES, *DOUBLED):
         hint = base_url if prefix in DOUBLED else None
         for surface in SURFACES:

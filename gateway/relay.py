@@ -136,7 +136,7 @@ class Relay:
         ledger = exchange.ledger
         spent = (exchange.clock.mono_ns() - ledger.ingress) / 1e9
         total_at = asyncio.get_running_loop().time() + self._limits.request_timeout_seconds - spent
-        targets = self._balancer.order(route, bytes(request.fields.get("messages", b"")) if route.affinity else b"")
+        targets = self._balancer.order(route, request.opening if route.affinity else b"")
         self._retries.earn()
         stale = 0
         while True:

@@ -59,6 +59,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class FunctionOutputItem(msgspec.Struct, frozen=True, tag="function_call_output"):
@@ -68,27 +69,68 @@ class FunctionOutputItem(msgspec.Struct, frozen=True, tag="function_call_output"
     output: str | list[Part]
 
 
+class CustomCallItem(msgspec.Struct, frozen=True, tag="custom_tool_call"):
+    """The assistant called a custom tool."""
+
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class CustomOutputItem(msgspec.Struct, frozen=True, tag="custom_tool_call_output"):
+    """What the custom tool said."""
+
+    call_id: str
+    output: str | list[Part]
+
+
 class ReasoningItem(msgspec.Struct, frozen=True, tag="reasoning"):
     """An earlier turn's reasoning."""
 
 
-Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+Item = MessageItem | FunctionCallItem | FunctionOutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
 
 
-class FunctionTool(msgspec.Struct, frozen=True):
+class FunctionTool(msgspec.Struct, frozen=True, tag="function"):
     """A function of the client's own; the provider's tools have other types."""
 
-    type: Literal["function"]
     name: str
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class FunctionChoice(msgspec.Struct, frozen=True):
-    """This function must be called."""
+class CustomFormat(msgspec.Struct, frozen=True):
+    """What a custom tool's text must look like."""
 
-    type: Literal["function"]
+    type: Literal["text", "grammar"] = "text"
+    definition: str | None = None
+    syntax: str | None = None
+
+
+class CustomTool(msgspec.Struct, frozen=True, tag="custom"):
+    """A tool of the client's own that takes plain text."""
+
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, tag="namespace"):
+    """Tools under a common name."""
+
+    name: str
+    tools: list[FunctionTool | CustomTool]
+
+
+Tool = FunctionTool | CustomTool | NamespaceTool
+
+
+class FunctionChoice(msgspec.Struct, frozen=True):
+    """This tool must be called."""
+
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -122,7 +164,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: str | list[dict[str, Any]] = ""
     instructions: str | None = None
     stream: bool | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
@@ -214,6 +256,7 @@ class Event(msgspec.Struct, frozen=True):
     sequence_number: int | None = None
 
 
+decode_tools = msgspec.json.Decoder(list[Tool] | None).decode
 decode_event = msgspec.json.Decoder(Event).decode
 decode_response = msgspec.json.Decoder(Answer).decode
 decode_response_usage = msgspec.json.Decoder(Usage).decode

@@ -26,6 +26,9 @@ ROUTES = {
     "embeddings": "/v1/embeddings",
     "responses": "/v1/responses",
     "messages": "/v1/messages",
+    "count_tokens": "/v1/messages/count_tokens",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
     "models": "/v1/models",
 }
 """Surface -> http.route: every prefix that a client may use is one route."""

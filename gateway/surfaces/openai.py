@@ -37,6 +37,12 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     translated: dict[str, bytes] = {}
     """The same for upstreams that speak another surface."""
 
+    @property
+    def opening(self) -> bytes:
+        """What the prompt begins with, as it was sent: requests that share it can share a KV cache."""
+        names = ("instructions", "system", "messages", "input", "prompt")
+        return b"".join(bytes(self.fields[name]) for name in names if name in self.fields)
+
     def body_for(self, model: str) -> bytes:
         """The body for one upstream: the very bytes that came unless something had to change."""
         body = self.made.get(model)

@@ -9,8 +9,10 @@ import msgspec
 from gateway.surfaces.blocks import Block, End, Kind
 from gateway.surfaces.openai import ParsedRequest
 from gateway.surfaces.responses_errors import FailedResponse, sse
+from gateway.surfaces.responses_tools import as_text, known_tools
 from gateway.surfaces.shapes import ErrorShape
 from gateway.surfaces.translated import AnswerWriter
+from protocol.responses import decode_tools
 from tracing.ledger import Ledger, Usage
 
 ECHOED: dict[str, Any] = {
@@ -28,6 +30,7 @@ ECHOED: dict[str, Any] = {
 }
 """Fields of the request that its response repeats, and what stands there when they were absent."""
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_NO_TOOLS = msgspec.Raw(b"[]")
 _PREFIXES = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.REFUSAL: "msg", Kind.CALL: "fc"}
 
 
@@ -49,6 +52,7 @@ class ResponseWriter(AnswerWriter):
         for name, absent in ECHOED.items():
             sent = request.fields.get(name)
             self._frame[name] = absent if sent is None or bytes(sent) == b"null" else sent
+        self._tools = known_tools(decode_tools(request.fields.get("tools", _NO_TOOLS)) or [])
         self._failed = FailedResponse()
 
     def errors(self, surface: ErrorShape) -> ErrorShape:
@@ -67,6 +71,8 @@ class ResponseWriter(AnswerWriter):
         return out + self._event("response.content_part.added", **self._place(block), part=_part(block, ""))
 
     def add(self, block: Block, piece: str) -> bytes:
+        if self._is_custom(block):
+            return b""  # its text is inside the arguments, known when they are whole
         if block.kind is Kind.CALL:
             kind, place = "response.function_call_arguments.delta", self._call_place(block)
         elif block.kind is Kind.TEXT:
@@ -77,14 +83,18 @@ class ResponseWriter(AnswerWriter):
 
     def close(self, block: Block) -> bytes:
         text = block.text
-        if block.kind is Kind.CALL:
-            done = self._event(
-                "response.function_call_arguments.done", **self._call_place(block), name=block.name, arguments=text
-            )
+        said: dict[str, Any]
+        if self._is_custom(block):
+            said_text, place = as_text(text), self._call_place(block)
+            done = self._event("response.custom_tool_call_input.delta", **place, delta=said_text) if said_text else b""
+            done += self._event("response.custom_tool_call_input.done", **place, input=said_text)
+        elif block.kind is Kind.CALL:
+            said = {"name": self._call(block, text)["name"], "arguments": text}
+            done = self._event("response.function_call_arguments.done", **self._call_place(block), **said)
         else:
             place = self._place(block)
             if block.kind is Kind.TEXT:
-                said: dict[str, Any] = {"text": text, "logprobs": []}
+                said = {"text": text, "logprobs": []}
             else:
                 said = {"refusal" if block.kind is Kind.REFUSAL else "text": text}
             done = self._event(f"response.{_text_kind(block)}.done", **place, **said)
@@ -130,11 +140,25 @@ class ResponseWriter(AnswerWriter):
         text = block.text if status == "completed" else ""
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         if block.kind is Kind.CALL:
-            return {**item, "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": text}
+            return {**item, **self._call(block, text)}
         content = [_part(block, text)] if status == "completed" else []
         if block.kind is Kind.REASONING:
             return {**item, "type": "reasoning", "summary": [], "content": content}
         return {**item, "type": "message", "role": "assistant", "content": content}
+
+    def _call(self, block: Block, arguments: str) -> dict[str, Any]:
+        """A call's own fields, in the names that the client gave its tools."""
+        known = self._tools.get(block.name)
+        call: dict[str, Any] = {"call_id": block.call_id, "name": known.name if known else block.name}
+        if known and known.namespace:
+            call["namespace"] = known.namespace
+        if known and known.is_custom:
+            return {"type": "custom_tool_call", **call, "input": as_text(arguments) if arguments else ""}
+        return {"type": "function_call", **call, "arguments": arguments}
+
+    def _is_custom(self, block: Block) -> bool:
+        known = self._tools.get(block.name) if block.kind is Kind.CALL else None
+        return known is not None and known.is_custom
 
     def _item_id(self, block: Block) -> str:
         return f"{_PREFIXES[block.kind]}_{self._unique}_{block.index}"

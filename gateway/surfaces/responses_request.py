@@ -9,11 +9,13 @@ import msgspec
 
 from gateway.surfaces.openai import ParsedRequest
 from gateway.surfaces.refusing import read_fields, refuse, untranslatable
+from gateway.surfaces.responses_tools import as_arguments, chat_name, chat_tools
 from protocol.responses import (
+    CustomCallItem,
+    CustomOutputItem,
     FunctionCallItem,
     FunctionChoice,
     FunctionOutputItem,
-    FunctionTool,
     InputImage,
     Item,
     MessageItem,
@@ -57,7 +59,7 @@ def responses_to_chat(request: ParsedRequest) -> dict[str, Any]:
     if found.text and found.text.format:
         fields |= _format(found.text.format)
     if found.tools:
-        fields["tools"] = [_tool(tool) for tool in found.tools]
+        fields["tools"] = chat_tools(found.tools)
         if found.tool_choice is not None:
             fields["tool_choice"] = _choice(found.tool_choice)
     return fields
@@ -79,18 +81,16 @@ def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
     if isinstance(item, MessageItem):
         role = ROLES.get(item.role, item.role)
         messages.append({"role": role, "content": _content(item.content, where, may_hold_images=role == "user")})
-    elif isinstance(item, FunctionCallItem):
-        call = {
-            "id": item.call_id,
-            "type": "function",
-            "function": {"name": item.name, "arguments": item.arguments},
-        }
+    elif isinstance(item, FunctionCallItem | CustomCallItem):
+        arguments = item.arguments if isinstance(item, FunctionCallItem) else as_arguments(item.input)
+        function = {"name": chat_name(item.name, item.namespace), "arguments": arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
         last = messages[-1] if messages else None
         if last is None or last["role"] != "assistant":
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         else:
             last.setdefault("tool_calls", []).append(call)
-    elif isinstance(item, FunctionOutputItem):
+    elif isinstance(item, FunctionOutputItem | CustomOutputItem):
         said = _content(item.output, where, may_hold_images=False)
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": said})
 
@@ -133,15 +133,6 @@ def _format(wanted: TextFormat) -> dict[str, Any]:
     if wanted.strict is not None:
         schema["strict"] = wanted.strict
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    for name in ("description", "parameters", "strict"):
-        value = getattr(tool, name)
-        if value is not None:
-            function[name] = value
-    return {"type": "function", "function": function}
 
 
 def _choice(choice: str | FunctionChoice) -> Any:

@@ -167,6 +167,47 @@ async def test_a_response_streams_in_the_order_that_its_clients_rely_on(tmp_path
         assert ledger.first_token_written
 
 
+async def test_custom_tools_and_namespaces_become_functions_and_their_calls_come_back_as_they_were(
+    tmp_path: Path,
+) -> None:
+    tools: Any = [
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}},
+        {"type": "namespace", "name": "mcp__files", "description": "", "tools": [RESPONSES_TOOL]},
+    ]
+    async with rig(tmp_path) as r, openai_client(r) as client:
+        r.upstream.script = stream(
+            call_delta(0, '{"input":', "a", "patch"),
+            call_delta(0, '"*** Begin"}'),
+            call_delta(1, '{"city":"Rome"}', "b", "mcp__files__weather"),
+            chunk(finish="tool_calls"),
+        )
+        async with client.responses.stream(model="m", input="hi", tools=tools) as events:
+            seen = [found async for found in events]
+            final = await events.get_final_response()
+        sent = json.loads(r.upstream.bodies[0])["tools"]
+        assert [tool["function"]["name"] for tool in sent] == ["patch", "mcp__files__weather"]
+        assert "start: X" in sent[0]["function"]["description"]
+        assert [found.delta for found in seen if found.type == "response.custom_tool_call_input.delta"] == ["*** Begin"]
+        custom, named = final.output
+        assert custom.type == "custom_tool_call"
+        assert (custom.name, custom.input) == ("patch", "*** Begin")
+        assert named.type == "function_call"
+        assert (named.name, named.namespace, named.arguments) == ("weather", "mcp__files", '{"city":"Rome"}')
+        r.upstream.script = whole(chat_answer())
+        turn: Any = [item.model_dump(exclude_none=True) for item in final.output]
+        results: Any = [
+            {"type": "custom_tool_call_output", "call_id": "a", "output": "done"},
+            {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "sunny"}]},
+        ]
+        await client.responses.create(model="m", input=[*turn, *results], tools=tools)
+        messages = json.loads(r.upstream.bodies[1])["messages"]
+        assert [call["function"] for call in messages[0]["tool_calls"]] == [
+            {"name": "patch", "arguments": '{"input":"*** Begin"}'},
+            {"name": "mcp__files__weather", "arguments": '{"city":"Rome"}'},
+        ]
+        assert [message["content"] for message in messages[1:]] == ["done", "sunny"]
+
+
 async def test_an_answer_that_max_output_tokens_cut_is_incomplete(tmp_path: Path) -> None:
     async with rig(tmp_path) as r, openai_client(r) as client:
         r.upstream.script = whole(chat_answer("hel", "length"))

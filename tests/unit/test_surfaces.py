@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.surfaces.catalogue import COUNT_TOKENS, MESSAGES, RESPONSES
+from gateway.surfaces.responses_tools import chat_tools, known_tools
 from gateway.surfaces.surface import Dialect, Surface
 from protocol.errors import ApiError
+from protocol.responses import decode_tools
 from tracing.ledger import Attempt, Ledger
 
 FAST = settings(max_examples=60, deadline=None)
@@ -300,3 +302,25 @@ def test_arguments_that_are_no_json_are_the_upstreams_error_unless_they_were_cut
     assert whole("length")["content"][0]["input"] == {}
     with pytest.raises(ApiError, match="no JSON object"):
         whole("tool_calls")
+
+
+def test_a_tools_name_that_chat_finds_too_long_is_cut_and_still_its_own() -> None:
+    inner = [{"type": "function", "name": "read" + "x" * 20}, {"type": "custom", "name": "read" + "x" * 19 + "y"}]
+    tools = decode_tools(json.dumps([{"type": "namespace", "name": "n" * 60, "tools": inner}]))
+    assert tools is not None
+    known = known_tools(tools)
+    assert sorted(known) == sorted(tool["function"]["name"] for tool in chat_tools(tools))
+    assert len(known) == 2
+    assert max(map(len, known)) == 64
+    assert {(tool.namespace, tool.is_custom) for tool in known.values()} == {("n" * 60, False), ("n" * 60, True)}
+
+
+def test_requests_that_begin_alike_have_the_same_opening_on_every_surface() -> None:
+    for surface, fields in (
+        (MESSAGES, {"system": "s", "messages": [1]}),
+        (RESPONSES, {"instructions": "s", "input": [1]}),
+    ):
+        first, second = (
+            surface.parse(json.dumps({"model": model, **fields}).encode(), b"").opening for model in ("a", "b")
+        )
+        assert first == second == b'"s"[1]'
