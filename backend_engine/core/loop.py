@@ -210,7 +210,7 @@ class EngineCore:
         """One sequence's part in a step; `sampled` says which of the step's tokens is its own."""
         request = chunk.request
         request.in_flight -= 1
-        if not request.is_finished and chunk.epoch == request.epoch:
+        if not (request.is_finished or request.has_ended) and chunk.epoch == request.epoch:
             self._advance(chunk, launched, result, gap_ns, sampled)
         self._leave(request)
 

@@ -50,6 +50,9 @@ class Request:
         self.must_open = False
         """Its row must be written anew before the next step."""
         self.is_finished = False
+        """Its last word was said."""
+        self.has_ended = False
+        """Its last token was sampled: what later steps sample for it is dropped."""
         self.abort_asked_ns: int | None = None
 
         self.outputs = 0
@@ -145,9 +148,10 @@ class Request:
         self._token_ends_ns.append(end_ns)
         if self.prefill_end_ns is None:
             self.prefill_end_ns = end_ns
-        if token in self.sampling.stop_token_ids:
-            return "stop"
-        return "length" if self.prompt_tokens + self.outputs >= self.most_tokens else None
+        reason = "length" if self.prompt_tokens + self.outputs >= self.most_tokens else None
+        reason = "stop" if token in self.sampling.stop_token_ids else reason
+        self.has_ended = reason is not None
+        return reason
 
     def preempted(self, at_ns: int) -> None:
         """It is to lose slot and pages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -10,7 +11,7 @@ import torch
 from backend_engine.core.logits import log_probabilities
 from backend_engine.core.messages import MAX_LOGPROBS, Ready
 from backend_engine.core.sampler import sample
-from backend_engine.core.step import StepPlan, StepResult
+from backend_engine.core.step import NO_TOKEN, Chunk, StepPlan, StepResult
 from backend_engine.devices.fitting import memory_of, pages_that_fit, start_errors_named
 from backend_engine.devices.kv_cache import KvCache
 from backend_engine.devices.memory import memory_errors_named
@@ -27,6 +28,8 @@ from settings.schema import Settings
 from tracing.clock import Clock
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 FEATURES = ("min_p", "penalties", "logit_bias", "logprobs", "min_tokens", "masks")
 
@@ -47,6 +50,8 @@ def open_torch_device(settings: Settings, clock: Clock) -> TorchDevice:
 
 class _Launched(msgspec.Struct, frozen=True):
     plan: StepPlan
+    chunks: list[Chunk]
+    """Those of the plan that were computed."""
     marks: Marks
     arrival: Arrival
     how: StepSampling | None
@@ -69,17 +74,26 @@ class TorchFlight:
             times = launched.marks.times()
         finally:
             self._device.landed()
-        chunks = launched.plan.chunks
-        asked = [chunk.request.sampling.logprobs for chunk in chunks if chunk.samples]
+        asked = [chunk.request.sampling.logprobs for chunk in launched.chunks if chunk.samples]
+        logprobs = told_logprobs(sampled, launched.how, [count for count in asked if count is not None])
+        ends = (sampled.ends != GOES_ON).tolist()
         return StepResult(
-            tokens=sampled.tokens.tolist(),
+            tokens=self._of_all(sampled.tokens.tolist(), NO_TOKEN),
             start_ns=times.start_ns,
             end_ns=times.end_ns,
             slot_kernel_ns=times.slot_kernel_ns,
             prepare_ns=launched.prepare_ns,
-            logprobs=told_logprobs(sampled, launched.how, [count for count in asked if count is not None]),
-            ends=(sampled.ends != GOES_ON).tolist(),
+            logprobs=None if logprobs is None else self._of_all(logprobs, None),
+            ends=self._of_all(ends, True),
         )
+
+    def _of_all(self, found: list[_T], of_ended: _T) -> list[_T]:
+        """For every chunk of the plan that samples, also those that had ended and were not computed."""
+        plan, computed = self._launched.plan, self._launched.chunks
+        if len(computed) == len(plan.chunks):
+            return found
+        alive, rest = {id(chunk) for chunk in computed}, iter(found)
+        return [next(rest) if id(chunk) in alive else of_ended for chunk in plan.chunks if chunk.samples]
 
 
 class TorchDevice:
@@ -97,6 +111,7 @@ class TorchDevice:
         pages = pages_that_fit(settings, loaded.weight_bytes, loaded.kv_bytes_per_token, loaded.max_model_len, memory)
         self._cache = KvCache(loaded.layers, pages, page_size, loaded.max_model_len, loaded.dtype, device)
         self._rows = SlotRows(slots, loaded.max_model_len, page_size, loaded.vocab_size, device)
+        self._no_logits = torch.empty(0, loaded.vocab_size, device=device)
         is_cuda = device.type == "cuda"
         self._timeline = CudaTimeline(clock) if is_cuda else None
         self._buffers = PinnedBuffers(device, slots, MAX_LOGPROBS) if is_cuda else None
@@ -135,24 +150,32 @@ class TorchDevice:
             self._rows.open(plan.opened)
             self._rows.add_pages(plan.pages)
             self._rows.set_masks(plan.masks)
-            step = PackedStep(plan.chunks, self._rows.gather(plan.chunks), self._rows.state.block_tables, self._cache)
+            chunks = self._alive(plan)
+            step = PackedStep(chunks, self._rows.gather(chunks), self._rows.state.block_tables, self._cache)
             prepare_ns = self._clock.mono_ns() - launched_ns
-            logits = logits_of(self._model, step)
+            logits = logits_of(self._model, step) if chunks else self._no_logits
             marks.forward_done()
-            sampled, how = self._sample(plan, logits)
+            sampled, how = self._sample([chunk for chunk in chunks if chunk.samples], logits)
             marks.done()
             arrival: Arrival = OnHost(sampled) if self._buffers is None else self._buffers.bring(sampled)
         if isinstance(marks, HostMarks):
             self._end_ns = marks.end_ns
         self._launches += 1
-        return TorchFlight(self, _Launched(plan, marks, arrival, how, prepare_ns))
+        return TorchFlight(self, _Launched(plan, chunks, marks, arrival, how, prepare_ns))
 
     def landed(self) -> None:
         """A flight was waited for."""
         self._landings += 1
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> tuple[Sampled, StepSampling | None]:
-        chunks = [chunk for chunk in plan.chunks if chunk.samples]
+    def _alive(self, plan: StepPlan) -> list[Chunk]:
+        """What is computed of a plan. On a CPU the step before has ended when this one is launched, so it is known who
+        ended with it, though the host has not read it yet; CUDA computes those too, and keeps nothing of them."""
+        if self._device.type == "cuda":
+            return list(plan.chunks)
+        is_done = self._rows.state.is_done.tolist()
+        return [chunk for chunk in plan.chunks if not (chunk.decodes and is_done[chunk.slot])]
+
+    def _sample(self, chunks: list[Chunk], logits: torch.Tensor) -> tuple[Sampled, StepSampling | None]:
         slots = self._rows.slot_ids(chunks)
         how = step_sampling(self._rows, chunks, slots)
         if how is None:

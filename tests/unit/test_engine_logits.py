@@ -234,3 +234,22 @@ def test_what_a_slot_has_no_room_for_is_refused(device: Device, sampling: dict[s
     assert driver.finished("a").error_code == "invalid_prompt"
     assert says in (driver.finished("a").error or "")
     driver.close()
+
+
+def test_on_a_cpu_a_step_planned_for_who_has_ended_costs_no_forward(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backend_engine.devices import torch_device
+
+    forwards: list[int] = []
+    logits_of = torch_device.logits_of
+    monkeypatch.setattr(torch_device, "logits_of", lambda *given: [forwards.append(1), logits_of(*given)][1])
+    stop = answer(device)[3]
+    forwards.clear()
+    driver = driver_of(device)
+    driver.submit("a", PROMPT, 12, stop_token_ids=(stop,))
+    driver.run()
+    assert driver.tokens("a") == answer(device)[:4]
+    driver.close()
+    assert len(driver.steps) == 5  # the last was planned before the host had read the end
+    assert len(forwards) == 4 + 12

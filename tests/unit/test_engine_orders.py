@@ -152,7 +152,7 @@ class CheckedFlight:
         sampling = [chunk for chunk in self._plan.chunks if chunk.samples]
         for chunk, token, has_ended in zip(sampling, result.tokens, result.ends, strict=True):
             request = chunk.request
-            if not request.is_finished and chunk.epoch == request.epoch:
+            if not (request.is_finished or request.has_ended) and chunk.epoch == request.epoch:
                 is_stop = token in request.sampling.stop_token_ids
                 assert has_ended == (is_stop or chunk.start + chunk.count + 1 >= request.most_tokens)
         return result
