@@ -114,8 +114,8 @@ def _waiting(settings: Settings) -> Alert:
         hold_seconds=15,
         severity="page",
         summary="A request to {{ $labels.model }} has waited {{ $value | humanizeDuration }} for its first token",
-        description=f"More than {WAITING_TIMES} times the TTFT objective. It needs no traffic and no request that ends: a "
-        f"hung engine is found by this. {_told(settings)}",
+        description=f"More than {WAITING_TIMES} times the objective. It needs no traffic and no request that ends: "
+        f"a hung engine is found by this. {_told(settings)}",
         dashboard="tokenline-time",
     )
 
