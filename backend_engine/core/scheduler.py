@@ -9,22 +9,19 @@ always goes on and nobody starves. Pages and slots that a step in flight still u
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterator
 
+from backend_engine.core.budget import TokenBudget
 from backend_engine.core.messages import Gauges
 from backend_engine.core.pages import Pages
 from backend_engine.core.request import Request
 from backend_engine.core.slots import NewPage, Opening, Slots
 from backend_engine.core.step import Chunk, RowMask, StepPlan
+from backend_engine.core.waiting import WaitingLine
 from protocol.timings import EngineState
 from settings.schema import ModelSettings, SchedulerSettings
 from tracing.clock import Clock
 
 log = logging.getLogger(__name__)
-
-GROW_AFTER_STEPS = 8
-"""After a step ran out of memory, the budget doubles each time this many steps went well."""
 
 
 class Scheduler:
@@ -53,19 +50,14 @@ class Scheduler:
         self._pages = pages
         self._clock = clock
         self._reuses_slots = reuses_slots
-        self._most_tokens = settings.max_num_batched_tokens
-        self._budget_tokens = self._most_tokens
-        self._steps_since_oom = 0
+        self._budget = TokenBudget(settings.max_num_batched_tokens)
         self._is_chunked = settings.enable_chunked_prefill
         self._is_caching = settings.enable_prefix_caching
         self._batch_wait_ns = round(model.batch_wait_ms * 1e6)
-        self._queue_warn_ms = settings.queue_warn_ms
         self._alive: dict[str, Request] = {}  # not finished
-        self._waiting: dict[str, Request] = {}  # in order of arrival
-        self._preempted: list[Request] = []  # in order of arrival, before all that wait
+        self._waiting = WaitingLine(settings.queue_warn_ms)
         self._running: dict[str, Request] = {}  # in order of arrival
         self._leaving: dict[str, Request] = {}  # out of the running set, with a step in flight
-        self._not_warned: deque[Request] = deque()
         self._opened: list[Request] = []
         self._new_pages: list[NewPage] = []
         self._prefix_queries = self._prefix_hits = self._preemptions = self._ooms = 0
@@ -80,7 +72,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._waiting) + len(self._preempted)
+        return len(self._waiting)
 
     def gauges(self) -> Gauges:
         """The state now."""
@@ -110,15 +102,12 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Puts a request at the end of the queue."""
         self._alive[request.id] = request
-        self._waiting[request.id] = request
-        self._not_warned.append(request)
+        self._waiting.add(request)
 
     def withdraw(self, request: Request) -> None:
         """Takes a request out of the queue or the running set: no further step holds it. Slot and pages come back with
         `release_if_landed`, now or when the steps in flight have ended."""
-        self._waiting.pop(request.id, None)
-        if request in self._preempted:
-            self._preempted.remove(request)
+        self._waiting.remove(request)
         if self._running.pop(request.id, None) is not None:
             self._leaving[request.id] = request
 
@@ -140,8 +129,7 @@ class Scheduler:
             request.slot = None
         if not request.is_finished and request.abort_asked_ns is None:
             request.start_over()
-            self._preempted.append(request)
-            self._preempted.sort(key=lambda waiter: waiter.number)
+            self._waiting.put_back(request)
         return True
 
     def landed(self, request: Request) -> None:
@@ -161,40 +149,36 @@ class Scheduler:
         """A step failed for want of memory: steps are at most half its size for a while. Returns the request that must
         go when it could not be any smaller."""
         self._ooms += 1
-        self._steps_since_oom = 0
-        self._budget_tokens = max(1, min(self._budget_tokens, plan.tokens // 2))
+        self._budget.shrink(plan.tokens)
         can_shrink = len(plan.chunks) > 1 or (self._is_chunked and plan.tokens > 1)
         alive = [chunk.request for chunk in plan.chunks if not chunk.request.is_finished]
         return None if can_shrink or not alive else max(alive, key=lambda request: request.number)
 
     def went_well(self) -> None:
         """A step ended as it should."""
-        if self._budget_tokens < self._most_tokens:
-            self._steps_since_oom += 1
-            if self._steps_since_oom % GROW_AFTER_STEPS == 0:
-                self._budget_tokens = min(self._most_tokens, 2 * self._budget_tokens)
+        self._budget.step_went_well()
 
     # -- the next step -----------------------------------------------------------------------------------------------
 
     def wait_until_ns(self) -> int | None:
         """When an idle engine that waits for company begins at the latest; None when it does not wait."""
-        if self._batch_wait_ns == 0 or self._slots.used or not self._waiting or self._preempted:
+        if self._batch_wait_ns == 0 or self._slots.used or not self._waiting.has_only_arrivals:
             return None
         if len(self._waiting) >= self._slots.count:
             return None
-        oldest = next(iter(self._waiting.values()))
+        oldest = next(iter(self._waiting))
         return oldest.queued_ns + self._batch_wait_ns
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can run now."""
         began_ns = self._clock.mono_ns()
-        self._warn_of_long_waits(began_ns)
+        self._waiting.warn_of_long_waits(began_ns, self.gauges, self._slots.count)
         wait_until_ns = self.wait_until_ns()
         if wait_until_ns is not None and began_ns < wait_until_ns:
             return None
 
         chunks = self._decodes()
-        left = self._continue_prefills(chunks, self._budget_tokens - len(chunks))
+        left = self._continue_prefills(chunks, self._budget.tokens - len(chunks))
         self._admit(chunks, left)
         opened, pages = self._changes(chunks)
         if not chunks:
@@ -212,7 +196,7 @@ class Scheduler:
         """One token of every sequence that has come so far, the oldest first."""
         chunks: list[Chunk] = []
         for request in tuple(self._running.values()):
-            if len(chunks) >= self._budget_tokens:
+            if len(chunks) >= self._budget.tokens:
                 break
             if request.id not in self._running or not request.wants_decode:
                 continue
@@ -229,7 +213,7 @@ class Scheduler:
 
     def _admit(self, chunks: list[Chunk], left: int) -> None:
         """Admits from the head of the queue while slots, pages and budget last, and adds their first pieces."""
-        for request in self._queue():
+        for request in self._waiting:
             if (self._is_chunked and left <= 0) or not self._slots.can_take():
                 break
             if not request.may_sample:
@@ -242,10 +226,6 @@ class Scheduler:
                 break
             self._enter(request, cached)
             left -= self._prefill(request, chunks, left)
-
-    def _queue(self) -> Iterator[Request]:
-        yield from tuple(self._preempted)
-        yield from tuple(self._waiting.values())
 
     def _has_room(self, tokens: int, chunks: list[Chunk], left: int) -> bool:
         """In chunks, any budget will do. In one piece, the prompt must fit, or be the only prompt of its step:
@@ -326,9 +306,7 @@ class Scheduler:
         return True
 
     def _enter(self, request: Request, cached: int) -> None:
-        self._waiting.pop(request.id, None)
-        if request in self._preempted:
-            self._preempted.remove(request)
+        self._waiting.remove(request)
         request.slot = self._slots.take(request.id)
         request.target_tokens = len(request.tokens)
         request.promised_kv_tokens = request.kv_tokens = cached
@@ -373,27 +351,3 @@ class Scheduler:
         request.preempted(self._clock.mono_ns())
         self.withdraw(request)
         self.release_if_landed(request)
-
-    def _warn_of_long_waits(self, now_ns: int) -> None:
-        """One line for each request that has waited longer than scheduler.queue_warn_ms, as soon as it has."""
-        while self._not_warned:
-            request = self._not_warned[0]
-            is_waiting = request.id in self._waiting
-            waited_ms = (now_ns - request.queued_ns) / 1e6
-            if is_waiting and waited_ms <= self._queue_warn_ms:
-                return
-            self._not_warned.popleft()
-            if is_waiting:
-                state = self.gauges()
-                log.warning(
-                    "request %s has waited %.0f ms in the engine's queue (scheduler.queue_warn_ms = %g): "
-                    "%d running in %d slots, %d waiting, %d of %d KV pages in use",
-                    request.id,
-                    waited_ms,
-                    self._queue_warn_ms,
-                    state.running,
-                    self._slots.count,
-                    state.waiting,
-                    state.kv_used,
-                    state.kv_pages,
-                )
