@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import bench_run
+from cli import bench_compare, bench_run, bench_sample
 from cli.errors import EXIT_CODES
 from cli.options import Json
 
@@ -116,3 +116,5 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 app.command(epilog=bench_run.EPILOG)(bench_run.run)
+app.command(epilog=bench_sample.EPILOG)(bench_sample.sample)
+app.command(epilog=bench_compare.EPILOG)(bench_compare.compare)

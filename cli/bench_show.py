@@ -25,17 +25,11 @@ def show_run(run: dict[str, Any], file: Path) -> None:
     out.print(
         f"{run['base_url']}, model {run['model']}; prompts {run['prompt_lengths']}; tokens by {run['token_counts']}"
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("stage", no_wrap=True)
-    for name in ("TPS", "req/s", "TTFT", "TPOT", "gap", "E2E", "errors", "busy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for stage in run["stages"]:
-        table.add_row(*_row(stage))
-    out.print(table)
-    out.print("times: P50 / P95 / P99 in ms")
     for number, stage in enumerate(run["stages"], 1):
+        out.print(f"stage {number}: {_headline(stage)}")
         for line in _beside(stage):
-            out.print(f"stage {number}: {line}")
+            out.print(f"  {line}")
+    out.print(figures_table([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)]))
     show_explained(run)
     say_notes(run["notes"])
     if run["stopped"]:
@@ -51,17 +45,36 @@ def show_explained(run: dict[str, Any]) -> None:
         console().print(Text(f"{entry['count']} x {entry['kind']}: {entry['meaning']}{example}", style))
 
 
-def _row(stage: dict[str, Any]) -> tuple[str, ...]:
-    busy = (stage["engine"] or {}).get("busy")
-    load = f"{stage['rate']:g}/s" if stage["rate"] else str(stage["concurrency"])
-    return (
-        f"{load}, {stage['counted_seconds']:.0f} s",
-        "-" if stage["tps"] is None else f"{stage['tps']:.1f}",
-        f"{stage['rps']:.2f}",
-        *(several(stage[name]) for name in ("ttft_ms", "tpot_ms", "gap_ms", "e2e_ms")),
-        str(stage["errors"]),
-        "-" if busy is None else f"{busy:.0%}",
+def figures_table(named: list[tuple[str, dict[str, Any]]]) -> Table:
+    """Percentiles of every stage's or group's times, in ms."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", "ms", "P50", "P90", "P95", "P99", "max", "mean*", "of"):
+        table.add_column(name, justify="left" if name in ("", "ms") else "right", no_wrap=True)
+    for name, stage in named:
+        shown = name
+        for label, metric in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("gap", "gap_ms"), ("E2E", "e2e_ms")):
+            spread = stage[metric]
+            cells = (ms(spread[figure]) for figure in ("p50", "p90", "p95", "p99", "max", "mean"))
+            table.add_row(shown, label, *cells, str(spread["count"]))
+            shown = ""
+    table.caption = "* the mean is for reference only"
+    table.caption_justify = "left"
+    return table
+
+
+def _headline(stage: dict[str, Any]) -> str:
+    load = f"{stage['rate']:g} requests/s" if stage["rate"] else f"{stage['concurrency']} in flight"
+    tps = "" if stage["tps"] is None else f"{stage['tps']:.1f} tokens/s, "
+    figures = f"{tps}{stage['rps']:.2f} requests/s, {stage['errors']} of {stage['requests']} failed"
+    engine = stage["engine"] or {}
+    busy = "".join(
+        f", {label} {engine[name]:.0%}"
+        for label, name in (("device busy", "busy"), ("GPU", "gpu_utilization"), ("KV", "kv_usage"))
+        if name in engine
     )
+    cpu = stage["client"]["cpu_share"]
+    own = "" if cpu is None else f", client CPU {cpu:.0%}"
+    return f"{load}, {stage['counted_seconds']:.3g} s counted: {figures}{busy}{own}"
 
 
 def _beside(stage: dict[str, Any]) -> list[str]:
@@ -79,13 +92,6 @@ def _beside(stage: dict[str, Any]) -> list[str]:
         wanted = ", ".join(f"{name} {limit:g} ms" for name, limit in goodput["slo_ms"].items())
         lines.append(f"goodput {goodput['rps']:g} requests/s{share} within {wanted}")
     return lines
-
-
-def several(spread: dict[str, Any]) -> str:
-    """P50, P95 and P99 in one cell."""
-    if not spread["count"]:
-        return "-"
-    return "/".join(ms(spread[name]) for name in ("p50", "p95", "p99"))
 
 
 def ms(value: float | None) -> str:

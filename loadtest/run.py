@@ -16,7 +16,7 @@ from loadtest.monitor import Monitor
 from loadtest.record import Record
 from loadtest.session import Asked, Session, explained, heading, length_notes, open_bench, token_counts
 from loadtest.stages import Stage, Window
-from loadtest.tally import tally
+from loadtest.tally import tally, within
 from tracing.clock import Clock
 
 TELL_SECONDS = 0.25
@@ -74,15 +74,18 @@ def _outcome(session: Session, stages: tuple[Stage, ...], driver: Driver, monito
     ended_ns = max([record.end_ns for record in records], default=progress.started_ns)
     windows = [_cut(window, ended_ns, progress) for window in driver.windows]
     reached = [
-        tally(
-            stage,
-            window,
-            records,
-            monitor,
-            session.asked.slo_ms,
-            is_stream=settings.workload.stream,
-            collect=settings.metrics,
-        )
+        {
+            **within(window, progress.started_ns),
+            **tally(
+                stage,
+                window,
+                records,
+                monitor,
+                session.asked.slo_ms,
+                is_stream=settings.workload.stream,
+                collect=settings.metrics,
+            ),
+        }
         for stage, window in zip(stages, windows, strict=True)
         if window is not None
     ]

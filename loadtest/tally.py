@@ -65,6 +65,14 @@ def tally(
     }
 
 
+def within(window: Window, start_ns: int) -> dict[str, int]:
+    """Where the part that counts lies, in microseconds since the start of the run."""
+    return {
+        "counted_from_us": (window.counted_ns - start_ns) // 1000,
+        "counted_to_us": (window.end_ns - start_ns) // 1000,
+    }
+
+
 def tokens_in(from_ns: int, to_ns: int, records: Iterable[Record]) -> Iterator[float]:
     """Tokens of each event in an interval: a request's tokens are shared out evenly over its events."""
     for record in records:

@@ -60,7 +60,7 @@ class MadePrompts:
 
     def __init__(self, lexicon: Lexicon, sizes: Sequence[Size], shared_tokens: int, rng: random.Random) -> None:
         self._lexicon = lexicon
-        self._sizes = list(sizes)
+        self.sizes = list(sizes)
         self._rng = rng
         shortest = min(size.tokens for size in sizes)
         least = lexicon.overhead + lexicon.least
@@ -77,7 +77,7 @@ class MadePrompts:
         self._shared_tokens = lexicon.cost_of(self._shared)
 
     def __call__(self) -> Prompt:
-        size = self._rng.choices(self._sizes, [size.weight for size in self._sizes])[0]
+        size = self._rng.choices(self.sizes, [size.weight for size in self.sizes])[0]
         return self.of(size)
 
     def of(self, size: Size) -> Prompt:

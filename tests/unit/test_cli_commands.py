@@ -63,6 +63,10 @@ VERBS = [
     ["plans", "list"],
     ["why"],
     ["slow"],
+    ["bench", "gap"],
+    ["bench", "run"],
+    ["bench", "sample"],
+    ["bench", "compare"],
     ["config", "show"],
     ["config", "schema"],
 ]
@@ -81,7 +85,7 @@ def test_only_verbs_that_are_built_are_offered(tokenline):
     _, out, _ = tokenline("--help")
     commands = out.split("Commands:")[1].split("Begin with")[0]
     assert [line.split()[0] for line in commands.strip().splitlines()] == [
-        "up", "gateway", "engine", "why", "slow", "verify", "keys", "plans", "config",
+        "up", "gateway", "engine", "why", "slow", "verify", "keys", "plans", "bench", "config",
     ]  # fmt: skip
 
 

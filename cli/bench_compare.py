@@ -1,0 +1,137 @@
+"""`tokenline bench compare`: two kept runs side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.errors import EXIT_CODES, CliError, Exit
+from cli.options import Json
+
+if TYPE_CHECKING:
+    from loadtest.compare import Difference
+    from loadtest.fail_on import Rule
+
+EPILOG = f"""
+A run is named by its id, the beginning of one, `last`, or its file. B is judged against A: intervals hold the
+difference B - A with 99 % confidence (bootstrap); a difference whose interval holds 0 is
+not sure, one of less than 2 % is none.
+Runs of another base_url, key or model are not compared unless --anyway says so.
+
+--fail-on ends with exit code 1 when a difference is beyond its limit and its interval does not hold 0.
+
+Examples:
+
+\b
+  tokenline bench compare 20260102-0304 last
+  tokenline bench compare before.json after.json --fail-on 'ttft_p99>+10%' --fail-on 'tps<-5%'
+  tokenline bench compare before.json last --json | jq '.differences[] | select(.verdict == "worse")'
+
+{EXIT_CODES}
+"""
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="The run before.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run after.", show_default=False)],
+    fail_on: Annotated[
+        list[str] | None, typer.Option("--fail-on", metavar="LIMIT", help="Such as 'ttft_p99>+10%'; may be repeated.")
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare though base_url, key or model are not the same.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Tells what differs between two runs, how sure that is, and which of the engine's stages moved."""
+    import random
+
+    from cli.output import print_json
+    from loadtest.compare import compare as compare_runs
+    from loadtest.compare import foreign, moved, other_settings, pairs
+    from loadtest.fail_on import broken, parse_rule
+
+    rules = [parse_rule(text) for text in fail_on or []]
+    first, second = _read(a), _read(b)
+    different = foreign(first, second)
+    if different and not anyway:
+        raise CliError(f"not comparable: {'; '.join(different)}. --anyway compares them all the same", Exit.USAGE)
+    if not pairs(first, second):
+        raise CliError("the runs have no stage with the same load in common", Exit.USAGE)
+    # A seed of its own: the same two files always give the same answer.
+    differences = compare_runs(first, second, random.Random(1))  # noqa: S311
+    failed = broken(rules, differences)
+    flagged = [f"not the same thing: {text}" for text in different]
+    flagged += [f"not the same settings: {text}" for text in other_settings(first, second)]
+    if as_json:
+        print_json(
+            {
+                "a": first["run"],
+                "b": second["run"],
+                "confidence": 0.99,
+                "flagged": flagged,
+                "differences": [_as_json(found) for found in differences],
+                "moved": {stage: _as_json(found) for stage, found in moved(differences).items()},
+                "broken": [{"rule": rule.text, **_as_json(found)} for rule, found in failed],
+            }
+        )
+    else:
+        _show(first, second, differences, flagged, failed)
+    if failed:
+        raise typer.Exit(int(Exit.FAILURE))
+
+
+def _read(name: str) -> dict[str, Any]:
+    from cli.bench_options import runs_folder
+    from loadtest.archive import NoRun, find_run, read_run
+
+    try:
+        return read_run(find_run(runs_folder(), name))
+    except NoRun as error:
+        raise CliError(str(error), Exit.NOT_FOUND) from None
+
+
+def _as_json(found: Difference) -> dict[str, Any]:
+    return {
+        "stage": found.stage, "metric": found.metric, "a": found.a, "b": found.b, "change": found.change,
+        "share": found.share, "low": found.low, "high": found.high, "verdict": found.verdict,
+    }  # fmt: skip
+
+
+def _show(
+    first: dict[str, Any],
+    second: dict[str, Any],
+    differences: list[Difference],
+    flagged: list[str],
+    failed: list[tuple[Rule, Difference]],
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from cli.bench_show import ms
+    from cli.output import console, say_notes
+    from loadtest.compare import moved
+
+    out = console()
+    out.print(f"A {first['run']}, B {second['run']}: {first['base_url']}, model {first['model']}")
+    styles = {"not sure": "yellow", "worse": "bold red", "better": "green", "longer": "red", "shorter": "green"}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("stage", "metric", "A", "B", "change", "99 % interval of B - A", ""):
+        table.add_column(name, justify="left" if name in ("stage", "metric", "") else "right", no_wrap=True)
+    before = ""
+    for found in differences:
+        share = "-" if found.share is None else f"{found.share:+.1%}"
+        interval = "-" if found.low is None or found.high is None else f"{found.low:+.4g} to {found.high:+.4g}"
+        verdict = Text(found.verdict, styles.get(found.verdict, "dim"))
+        stage = "" if found.stage == before else found.stage
+        table.add_row(stage, found.metric, ms(found.a), ms(found.b), share, interval, verdict)
+        before = found.stage
+    out.print(table)
+    if not any(found.is_sure for found in differences):
+        out.print("no difference: none is both sure and large enough to matter")
+    for stage, found in moved(differences).items():
+        name = found.metric.removesuffix("_p50")
+        out.print(f"{stage}: {name} moved most, by {found.change:+.4g} ms at P50")
+    for rule, found in failed:
+        out.print(Text(f"fails {rule.text}: {found.stage}, {found.a:g} to {found.b:g}", "bold red"))
+    say_notes(flagged)
