@@ -111,7 +111,8 @@ class KeyVerifier:
         if record.expires_ns is not None and record.expires_ns <= self._clock.wall_ns():
             raise ApiError(401, "expired_key", f"The key {record.alias!r} has expired. Ask for a new one.")
         over_ns = record.previous_until_ns
-        if over_ns is not None and over_ns <= self._clock.wall_ns() and record.digest != secret_digest:
+        is_over = over_ns is not None and over_ns <= self._clock.wall_ns()
+        if is_over and not hmac.compare_digest(record.digest, secret_digest):
             text = f"The key {record.alias!r} was rotated, and its old secret works no more. Use the new one."
             raise ApiError(401, "expired_key", text)
         return record

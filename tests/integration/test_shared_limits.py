@@ -18,14 +18,20 @@ from redis_rig import RedisServer, redis_server
 
 from gateway.keys.changes import AliasInUse, KeyNotFound, StoreUnreachable
 from gateway.keys.limits import Limits
+from gateway.keys.plans import Plans
 from gateway.keys.record import KeyRecord, NewKey
 from gateway.keys.redis_store import RedisKeyStore
 from gateway.keys.secret import digest
 from gateway.keys.store import KeyStore
+from gateway.limits import shared as shared_module
+from gateway.limits.budgets import Budgets
 from gateway.limits.link import Link, LinkDown, Script
+from gateway.limits.local import LocalLimits
 from gateway.limits.script import ENTER, RENEW, SETTLE
+from gateway.limits.shared import SharedLimits
 from gateway.limits.window import SlidingWindow
 from settings.schema import PlanSettings, RedisSettings
+from tracing.clock import FakeClock
 from tracing.ledger import Outcome, WorkerState
 
 ANSWER = {
@@ -247,6 +253,26 @@ async def test_dead_redis_refuses_limited_keys_where_that_is_asked_for(tmp_path,
             redis_alone.start_again()
         # The server came back empty; keys that were verified are served until the store says otherwise.
         await until(lambda: degraded(one) is False)
+
+
+async def test_what_is_remembered_for_a_redis_that_is_away_is_bounded(redis_alone, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(shared_module, "MAX_OWED", 3)
+    clock, plans = FakeClock(), Plans({})
+    link = Link(redis_alone.url, 4, "t")
+    local = LocalLimits(plans, clock, Budgets(tmp_path / "b.sqlite", clock, 1))
+    shared = SharedLimits(plans, clock, link, local, prefix="t", on_outage="local")
+    limits = Limits(tokens_per_day=10, concurrent_requests=9)
+    link.down = True
+    for number in range(10):
+        grant = await shared.enter(KeyRecord(f"key_{number % 5}", "app", b"", 0, limits=limits), f"req_{number}")
+        grant.leave(1)
+    assert {key_id: tokens for key_id, (_, tokens) in shared._owed.items()} == {"key_0": 2, "key_1": 2, "key_2": 2}
+    link.down = False
+    grant = await shared.enter(KeyRecord("key_9", "app", b"", 0, limits=limits), "req")
+    assert shared._running == {"key_9": {"req"}}
+    grant.leave(0)
+    assert shared._running == {}
+    await link.close()
 
 
 # The store
