@@ -78,10 +78,9 @@ def _show(rows: list[dict[str, Any]], batch: int, forward_ms: float) -> None:
     from cli.output import console
 
     out = console()
-    out.print(
-        f"Simulated device: batch {batch}, forward {forward_ms:g} ms. Times in ms; the device is charged the slot"
-    )
-    out.print("kernels. Below: the host's time by part, and (beside) text that another process makes.")
+    out.print(f"Simulated device: batch {batch}, forward {forward_ms:g} ms. Times in ms.")
+    out.print("The slot kernels' time is the device's. Below it, the host's time by part,")
+    out.print("and beside it text that another process makes.")
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for name in ("mode", "gap P50", "gap P95", "busy", "tokens/s", "TPOT P50", "TPOT P99", "kernels"):
         table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
