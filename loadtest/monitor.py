@@ -15,6 +15,9 @@ LAG_PROBE_S = 0.02
 BUSY_SHARE = 0.9
 """Of one core, from which on the client itself is suspected."""
 LAG_LIMIT_MS = 10.0
+"""Of the event loop at the median, from which on the client itself is suspected."""
+LATE_LIMIT_MS = 20.0
+"""The same at P99: the client's machine was busy, and its P99s may be its own."""
 
 
 class Monitor:

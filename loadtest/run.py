@@ -12,7 +12,7 @@ from loadtest.archive import columns
 from loadtest.client import LoadClient
 from loadtest.driver import Driver, Progress
 from loadtest.limits import raise_open_files
-from loadtest.monitor import Monitor
+from loadtest.monitor import LATE_LIMIT_MS, Monitor
 from loadtest.record import Record
 from loadtest.session import Asked, Session, explained, heading, length_notes, open_bench, token_counts
 from loadtest.stages import Stage, Window
@@ -126,6 +126,11 @@ def _notes(stages: list[dict[str, Any]]) -> list[str]:
             notes.append(
                 f"stage {number}: the client itself was busy (CPU {client['cpu_share'] or 0:.0%} of a core, event loop "
                 f"{client['loop_lag_ms']['p50'] or 0:.1f} ms late): its figures say more of itself than of the server"
+            )
+        elif (client["loop_lag_ms"]["p99"] or 0) >= LATE_LIMIT_MS:
+            notes.append(
+                f"stage {number}: the client's machine was busy: its event loop was {client['loop_lag_ms']['p99']:.0f} ms "
+                f"late at P99, and so may be what it read"
             )
         if stage["requests"] and stage["e2e_ms"]["count"] < FEW_REQUESTS:
             notes.append(
