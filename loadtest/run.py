@@ -129,8 +129,8 @@ def _notes(stages: list[dict[str, Any]]) -> list[str]:
             )
         elif (client["loop_lag_ms"]["p99"] or 0) >= LATE_LIMIT_MS:
             notes.append(
-                f"stage {number}: the client's machine was busy: its event loop was {client['loop_lag_ms']['p99']:.0f} ms "
-                f"late at P99, and so may be what it read"
+                f"stage {number}: the client's machine was busy: its event loop was "
+                f"{client['loop_lag_ms']['p99']:.0f} ms late at P99, and so may be what it read"
             )
         if stage["requests"] and stage["e2e_ms"]["count"] < FEW_REQUESTS:
             notes.append(
