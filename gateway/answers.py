@@ -173,6 +173,10 @@ def _check_passable(call: Call, response: aiohttp.ClientResponse, body: bytes, a
             message,
             retry_after=retry_after(response),
         )
+    if told is None and status in (404, 405) and call.dialect.at_root:
+        path = call.dialect.path(call.request)
+        advice = f"The upstream {upstream!r} has no {path} beside its /v1; take tokenize out of its upstreams.surfaces."
+        raise ApiError(400, "unsupported_surface", advice, param="model")
     if told is None:
         raise ApiError(status, "upstream_refused", f"The upstream {upstream!r} refused with status {status}.")
     if not call.surface.errors.fits(body):

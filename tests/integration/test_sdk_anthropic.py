@@ -226,6 +226,13 @@ async def test_tokens_are_counted_by_the_upstreams_tokenizer_where_it_has_one(tm
         assert asked["tools"][0]["function"]["name"] == "weather"
 
 
+async def test_an_upstream_without_the_tokenizer_that_its_settings_promise_is_named(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r, anthropic_client(r) as client:
+        r.upstream.script = whole({"detail": "Not Found"}, status=404)
+        with pytest.raises(anthropic.BadRequestError, match="take tokenize out of its"):
+            await client.messages.count_tokens(model="m", messages=USER)
+
+
 async def test_tokens_can_not_be_counted_without_a_tokenizer(tmp_path: Path) -> None:
     async with rig(tmp_path, spoken={"surfaces": ["chat"]}) as r, anthropic_client(r) as client:
         with pytest.raises(anthropic.BadRequestError, match="names no count_tokens or tokenize"):
