@@ -211,6 +211,23 @@ async def test_with_redis_frozen_requests_go_on_and_afterwards_limits_are_shared
         assert left >= 1000 - 4  # counted by Redis: those of the outage were counted here
 
 
+async def test_a_worker_starts_without_redis_and_finds_it_later(tmp_path, redis_alone) -> None:
+    secret, _ = store_of(redis_alone).create(NewKey("app", limits=Limits(requests_per_minute=5)))
+    redis_alone.freeze()
+    try:
+        async with gateways(tmp_path, redis_alone, count=1, timeout_ms=80) as (one,):
+            await until(lambda: degraded(one) is True)
+            assert (await one.chat()).status_code == 200  # the bootstrap key needs nobody
+            stranger = await ask(one, secret)
+            assert (stranger.status_code, stranger.json()["error"]["code"]) == (503, "upstream_unavailable")
+            redis_alone.thaw()
+            answer = await answers_with(one, secret, 200)
+            assert "x-ratelimit-remaining-requests" in answer.headers
+            await until(lambda: degraded(one) is False)
+    finally:
+        redis_alone.thaw()
+
+
 async def test_a_frozen_redis_holds_a_request_up_for_80_ms_once(redis_alone) -> None:
     link = Link(redis_alone.url, RedisSettings().timeout_ms / 1e3, "t")
     assert await link.probe()

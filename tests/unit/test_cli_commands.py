@@ -253,6 +253,17 @@ def test_a_revoked_first_key_is_replaced_and_a_lost_file_ends_nobodys_key(state)
     assert working == {"default", "default-2"}
 
 
+def test_without_redis_a_gateway_starts_with_the_key_that_it_kept(state, monkeypatch, free_port):
+    monkeypatch.setenv("TOKENLINE_REDIS__URL", f"redis://127.0.0.1:{free_port}/0")
+    settings = load_settings().settings
+    prepare_state_dir(settings)
+    with pytest.raises(CliError, match=r"redis\.url") as caught:
+        tenant_key(settings)
+    assert caught.value.code == Exit.UNREACHABLE
+    write_key_file(state / "key", "sk-tl-kept")
+    assert tenant_key(settings) == "sk-tl-kept"
+
+
 def test_configured_keys_win_and_no_file_is_made(state, monkeypatch):
     monkeypatch.setenv("TOKENLINE_SERVER__API_KEY", "mine")
     monkeypatch.setenv("TOKENLINE_SERVER__ADMIN_KEY", "boss")
