@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli import bench, config, keys, plans, slow, up, verify, why
+from cli import bench, config, dashboards, keys, plans, slow, up, verify, why
 from cli.errors import EXIT_CODES, CliError, Exit
 from settings.errors import SettingsError
 
@@ -57,6 +57,7 @@ app.command(epilog=why.EPILOG)(why.why)
 app.command(epilog=slow.EPILOG)(slow.slow)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.add_typer(bench.app, name="bench")
+app.add_typer(dashboards.app, name="dashboards")
 app.add_typer(config.app, name="config")
 
 

@@ -1,4 +1,5 @@
-"""A Tokenline gateway for a short while: on free ports, in a temporary folder, in front of one upstream."""
+"""A Tokenline for a short while, on free ports, in a temporary folder: a gateway in front of one upstream, or a whole
+line with the simulated engine."""
 
 from __future__ import annotations
 
@@ -47,23 +48,63 @@ def temporary_gateway(model: str) -> Iterator[TemporaryGateway]:
             f'[[upstreams]]\nname = "scripted"\nurl = "http://127.0.0.1:{upstream}/v1"\n'
             f'[[models]]\nname = "{model}"\ntargets = [{{ upstream = "scripted" }}]\n'
         )
-        state = Path(folder) / "state"
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("TOKENLINE_", "OTEL_"))}
-        environ["TOKENLINE_STATE_DIR"] = str(state)
-        log = Path(folder) / "log"
-        with log.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-c", "from cli.main import main; main()", "gateway", "--json", "--config", config],
-                env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, cwd=folder,
-            )  # fmt: skip
-        try:
-            facts = _facts(process, log)
-            admin_key = read_key_file(state / "admin-key")
-            if admin_key is None:
-                raise CliError(f"the gateway left no admin key in {state}")
+        with _running("gateway", config) as (facts, admin_key):
             yield TemporaryGateway(facts["base_url"], facts["key"], facts["ops_url"], admin_key, upstream)
-        finally:
-            _end(process)
+
+
+@dataclass(frozen=True)
+class TemporaryLine:
+    """How to reach it."""
+
+    base_url: str
+    key: str
+    ops_url: str
+    admin_key: str
+    models: tuple[str, ...]
+    """The engine's, and one that tries an upstream first that nobody listens at."""
+
+
+@contextmanager
+def temporary_line() -> Iterator[TemporaryLine]:
+    """Runs `tokenline up` with the simulated engine until the block ends. Raises CliError when it isn't ready."""
+    with tempfile.TemporaryDirectory(prefix="tokenline-line-") as folder:
+        tenant, ops, otlp, dead = _free_ports(4)
+        config = Path(folder) / "tokenline.toml"
+        config.write_text(
+            f"[server]\nport = {tenant}\nops_port = {ops}\notlp_port = {otlp}\n"
+            '[engine]\ndevice = "simulated"\nserved_name = "simulated"\n'
+            "[simulated]\nforward_ms = 6\n"
+            # Fewer slots than the load has users: some wait.
+            "[scheduler]\nmax_num_seqs = 4\n"
+            f'[[upstreams]]\nname = "dead"\nurl = "http://127.0.0.1:{dead}/v1"\n'
+            '[[models]]\nname = "simulated"\ntargets = [{ upstream = "engine" }]\n'
+            '[[models]]\nname = "fallback"\n'
+            'targets = [{ upstream = "dead" }, { upstream = "engine", model = "simulated", priority = 1 }]\n'
+        )
+        with _running("up", config) as (facts, admin_key):
+            yield TemporaryLine(facts["base_url"], facts["key"], facts["ops_url"], admin_key, ("simulated", "fallback"))
+
+
+@contextmanager
+def _running(verb: str, config: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """A `tokenline` with its state beside its configuration: what it says when it is ready, and its admin key."""
+    state = config.parent / "state"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("TOKENLINE_", "OTEL_"))}
+    environ["TOKENLINE_STATE_DIR"] = str(state)
+    log = config.parent / "log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from cli.main import main; main()", verb, "--json", "--config", config],
+            env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, cwd=config.parent,
+        )  # fmt: skip
+    try:
+        facts = _facts(process, log)
+        admin_key = read_key_file(state / "admin-key")
+        if admin_key is None:
+            raise CliError(f"the gateway left no admin key in {state}")
+        yield facts, admin_key
+    finally:
+        _end(process)
 
 
 def _facts(process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:

@@ -88,18 +88,18 @@ def _place_faults(panels: list[dict[str, Any]]) -> Iterator[str]:
         yield "two panels have one id"
     taken: dict[tuple[int, int], str] = {}
     for panel in panels:
-        place = panel["gridPos"]
+        place, name = panel["gridPos"], panel.get("title", panel["id"])
         if place["x"] + place["w"] > 24:
-            yield f"{panel['title']} is wider than the page"
+            yield f"{name} is wider than the page"
         for cell in (
             (x, y)
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         ):
             if cell in taken:
-                yield f"{panel['title']} lies over {taken[cell]}"
+                yield f"{name} lies over {taken[cell]}"
                 break
-            taken[cell] = panel["title"]
+            taken[cell] = name
 
 
 def _panel_faults(panel: dict[str, Any], recorded: frozenset[str]) -> Iterator[str]:
