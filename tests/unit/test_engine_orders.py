@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import torch
 import transformers
-from engine_support import IN_ORDER, ORDERS, Driver, settings_of
+from engine_support import IN_ORDER, ORDERS, BreakingDevice, Driver, settings_of
 
 from backend_engine.core.messages import Output
-from backend_engine.core.step import Device, Flight, StepPlan, StepResult
+from backend_engine.core.step import Device, Flight, OutOfDeviceMemory, StepPlan, StepResult
 from backend_engine.devices.opening import open_device
 from backend_engine.devices.simulated import ALPHABET, VOCAB_SIZE, SimulatedDevice
 from backend_engine.devices.slot_rows import SlotRows
@@ -158,16 +158,29 @@ class CheckedFlight:
         return result
 
 
-def simulated_driver(settings: Any, clock: FakeClock) -> Driver:
+def short_of_memory(inner: Device, seed: int) -> Device:
+    """Now and then a step runs out of memory: at its launch, or (as on CUDA) when it should have ended. Only steps that
+    could be smaller do, so no request has to go."""
+    chance = random.Random(seed)
+
+    def breaks(plan: StepPlan, _: int) -> Exception | None:
+        is_short = len(plan.chunks) > 1 and chance.random() < 0.08
+        return OutOfDeviceMemory("no memory") if is_short else None
+
+    return BreakingDevice(inner, breaks, at_launch=seed % 2 == 0)
+
+
+def simulated_driver(settings: Any, clock: FakeClock, seed: int) -> Driver:
     def sleep_until(instant_ns: int) -> None:
         clock.advance_ms(max(0, instant_ns - clock.mono_ns()) / 1e6)
 
     rows = SlotRows(settings.scheduler.max_num_seqs, MAX_MODEL_LEN, PAGE_SIZE, VOCAB_SIZE, torch.device("cpu"))
-    return Driver(CheckedDevice(SimulatedDevice(settings, clock, sleep_until, rows)), settings, clock)
+    device = CheckedDevice(SimulatedDevice(settings, clock, sleep_until, rows))
+    return Driver(short_of_memory(device, seed), settings, clock)
 
 
 def test_answers_do_not_depend_on_the_order_of_the_loop_on_the_simulated_device() -> None:
-    preemptions = hits = 0
+    preemptions = hits = ooms = 0
     for seed in SEEDS:
         chance = random.Random(seed)
         settings = settings_with(chance, list(ORDERS.values())[seed % 4])
@@ -176,13 +189,15 @@ def test_answers_do_not_depend_on_the_order_of_the_loop_on_the_simulated_device(
         oracle_settings = settings_with(random.Random(seed), IN_ORDER)
         oracle = SimulatedDevice(oracle_settings, clock, lambda _: None)
         expected = {ask.name: alone(oracle, clock, ask) for ask in asks}
-        driver = simulated_driver(settings, clock)
+        driver = simulated_driver(settings, clock, seed)
         play(driver, asks)
         preemptions += check(driver, asks, expected)
         hits += driver.said[-1].gauges.prefix_hits_total
+        ooms += driver.said[-1].gauges.ooms_total
     # what this is about did happen
     assert preemptions > 50
     assert hits > 1000
+    assert ooms > 100
 
 
 @pytest.fixture(scope="module")
@@ -224,16 +239,18 @@ def test_answers_do_not_depend_on_the_order_of_the_loop_with_a_model(tiny_device
     assert tiny_device.info.kv_pages == PAGES
     clock = SystemClock()
     vocab = list(range(3, TINY_VOCAB))
-    preemptions = hits = 0
+    preemptions = hits = ooms = 0
     for seed in SEEDS[:60]:
         chance = random.Random(1000 + seed)
         settings = settings_with(chance, list(ORDERS.values())[1 + seed % 3])
         asks = asks_of(chance, vocab)
         oracle = Driver(tiny_device, settings_with(random.Random(1000 + seed), IN_ORDER), clock)
         play(oracle, [msgspec.structs.replace(ask, abort_at_turn=None) for ask in asks])
-        driver = Driver(CheckedDevice(tiny_device), settings, clock)
+        driver = Driver(short_of_memory(CheckedDevice(tiny_device), seed), settings, clock)
         play(driver, asks)
         preemptions += check(driver, asks, {ask.name: oracle.tokens(ask.name) for ask in asks})
         hits += driver.said[-1].gauges.prefix_hits_total
+        ooms += driver.said[-1].gauges.ooms_total
     assert preemptions > 5
     assert hits > 100
+    assert ooms > 30
