@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import bench_compare, bench_run, bench_sample
+from cli import bench_compare, bench_report, bench_run, bench_sample
 from cli.errors import EXIT_CODES
 from cli.options import Json
 
@@ -117,3 +117,4 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
 app.command(epilog=bench_run.EPILOG)(bench_run.run)
 app.command(epilog=bench_sample.EPILOG)(bench_sample.sample)
 app.command(epilog=bench_compare.EPILOG)(bench_compare.compare)
+app.command(epilog=bench_report.EPILOG)(bench_report.report)

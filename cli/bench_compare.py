@@ -46,13 +46,14 @@ def compare(
     """Tells what differs between two runs, how sure that is, and which of the engine's stages moved."""
     import random
 
+    from cli.bench_options import read_kept
     from cli.output import print_json
     from loadtest.compare import compare as compare_runs
     from loadtest.compare import foreign, moved, other_settings, pairs
     from loadtest.fail_on import broken, parse_rule
 
     rules = [parse_rule(text) for text in fail_on or []]
-    first, second = _read(a), _read(b)
+    first, second = read_kept(a), read_kept(b)
     different = foreign(first, second)
     if different and not anyway:
         raise CliError(f"not comparable: {'; '.join(different)}. --anyway compares them all the same", Exit.USAGE)
@@ -79,16 +80,6 @@ def compare(
         _show(first, second, differences, flagged, failed)
     if failed:
         raise typer.Exit(int(Exit.FAILURE))
-
-
-def _read(name: str) -> dict[str, Any]:
-    from cli.bench_options import runs_folder
-    from loadtest.archive import NoRun, find_run, read_run
-
-    try:
-        return read_run(find_run(runs_folder(), name))
-    except NoRun as error:
-        raise CliError(str(error), Exit.NOT_FOUND) from None
 
 
 def _as_json(found: Difference) -> dict[str, Any]:

@@ -144,3 +144,13 @@ def save(run: dict[str, Any]) -> Path:
         raise CliError(
             f"the run can't be saved in {runs_folder()}: {error.strerror}; TOKENLINE_STATE_DIR names another folder"
         ) from None
+
+
+def read_kept(name: str) -> dict[str, Any]:
+    """A kept run, by any of its names."""
+    from loadtest.archive import NoRun, find_run, read_run
+
+    try:
+        return read_run(find_run(runs_folder(), name))
+    except NoRun as error:
+        raise CliError(str(error), Exit.NOT_FOUND) from None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import stat
 from array import array
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -20,6 +22,7 @@ from loadtest.health import health
 from loadtest.monitor import Monitor
 from loadtest.page import figures_of
 from loadtest.record import Fault, Record
+from loadtest.report import report
 from loadtest.session import explained, token_counts
 from loadtest.settings import Metrics
 from loadtest.stages import Stage, Window
@@ -227,3 +230,43 @@ def test_an_engines_page_is_read_under_any_of_its_names():
     assert figures_of(page) == {"busy": 0.5, "running": 5.0, "waiting": 7.0}
     assert figures_of("<html>") == {}
     assert figures_of("tokenline_engine_busy_ratio nonsense\n") == {}
+
+
+def reported(**more: Any) -> dict[str, Any]:
+    """A run as a report reads it, with the same stage at two levels of load."""
+    kept = run(1)
+    busier = {**kept["stages"][0], "concurrency": 8}
+    return kept | {
+        "kind": "run", "started_unix_ms": 1_800_000_000_000, "prompt_lengths": "exact", "token_counts": "usage",
+        "stopped": None, "notes": [], "samples": [{"at_ms": 500, "in_flight": 2, "busy": 0.5}],
+        "explained": [], "stages": [kept["stages"][0], busier],
+        "timeline": {"seconds": 1.0, "tps": [75.0] * 20}, **more,
+    }  # fmt: skip
+
+
+def test_a_report_is_one_page_with_sound_charts_and_no_script():
+    page = report(reported())
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) == 7
+    for drawn in charts:
+        ElementTree.fromstring(drawn)  # noqa: S314
+    assert "Latency and throughput against load" in page
+    assert "device busy %" in page
+    assert not re.search(r"<script|https?://(?!h/v1)|nan\b", page)
+
+
+def test_what_a_server_said_is_text_in_a_report_and_never_markup():
+    evil = "<img src=x onerror=alert(1)>"
+    entry = {"kind": "not_sse", "what": "error", "count": 3, "meaning": "m", "example": evil}
+    page = report(reported(model=evil, notes=[evil], explained=[entry], stopped=evil))
+    assert "<img" not in page
+    assert page.count("&lt;img") == 5
+
+
+def test_a_run_in_which_nothing_succeeded_can_be_reported():
+    failed = record(1)
+    failed.fault = Fault("timeout", "x")
+    empty = reported(
+        stages=[{**within(WINDOW, 0), **tallied([])}], requests=columns([failed], 0, lambda _record: 0), samples=[]
+    )
+    assert "nothing was measured" in report(empty)

@@ -67,6 +67,7 @@ VERBS = [
     ["bench", "run"],
     ["bench", "sample"],
     ["bench", "compare"],
+    ["bench", "report"],
     ["config", "show"],
     ["config", "schema"],
 ]
