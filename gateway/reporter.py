@@ -1,4 +1,4 @@
-"""Reporting to the observer: records leave over a Unix socket, batched per turn of the loop, and never block.
+"""Reporting to the observer: records leave over a Unix socket, a few milliseconds at a time, and never block.
 
 While the observer is away its records wait in a bounded queue; what does not fit is dropped and counted.
 """
@@ -19,6 +19,8 @@ MAX_WAITING_RECORDS = 20_000
 MAX_UNSENT_BYTES = 8 * 2**20
 """Written to the socket but not yet taken by the observer."""
 MAX_FRAME_RECORDS = 500
+FLUSH_SECONDS = 0.005
+"""Records wait so long for company. Sent at once, they would be sent before the request itself goes to its upstream."""
 RECONNECT_SECONDS = 0.2
 HEARTBEAT_SECONDS = 1.0
 
@@ -57,7 +59,7 @@ class Reporter:
         self._waiting.append(record)
         if self._transport is not None and not self._flush_due:
             self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> None:
         """Hands what waits to the socket, as long as the observer keeps up."""
