@@ -68,8 +68,10 @@ bench: setup ## our own measurements (some minutes; ARGS=--quick for the short f
 gpu-check: setup ## all that only a GPU can prove, in under 8 minutes, written to gpu-check.json (ARGS='--out FILE')
 	$(BIN)/python tests/gpu/check.py $(ARGS)
 
-docs: setup ## make docs/configuration.md anew from the schema
+docs: setup ## make docs/configuration.md, docs/metrics.md and the files in dashboards/ anew
 	$(BIN)/tokenline config schema --markdown > docs/configuration.md
+	$(BIN)/tokenline dashboards metrics > docs/metrics.md
+	$(BIN)/tokenline dashboards build --out dashboards
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

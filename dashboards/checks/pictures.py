@@ -55,7 +55,9 @@ def _chart(panel: Panel, lines: list[Line]) -> str:
     lines = sorted(lines, key=lambda line: -max(value for _, value in line[1]))[:MAX_SERIES]
     start = min(at for _, points in lines for at, _ in points)
     end = max(max(at for _, points in lines for at, _ in points), start + 1)
-    top = panel.maximum or max(max(value for _, points in lines for _, value in points) * 1.08, 1e-9)
+    top = panel.maximum or max(value for _, points in lines for _, value in points) * 1.08 or 1.0
+    if panel.unit == "percentunit":
+        top = min(top, 1.0)
     wide, high = WIDTH - LEFT - 14, HEIGHT - TOP - LEGEND
     parts = []
     for share in (0, 0.5, 1):
@@ -78,7 +80,7 @@ def _chart(panel: Panel, lines: list[Line]) -> str:
 
 def _bars(panel: Panel, lines: list[Line]) -> str:
     values = sorted(((name, points[-1][1]) for name, points in lines), key=lambda pair: -pair[1])[:MAX_SERIES]
-    top = panel.maximum or max(max(value for _, value in values), 1e-12)
+    top = panel.maximum or max(value for _, value in values) or 1.0
     high = min(22.0, (HEIGHT - TOP - 12) / len(values))
     parts = []
     for number, (name, value) in enumerate(values):
