@@ -67,6 +67,12 @@ class SlotRows:
         self.masks = zeros(slots, -(-vocab // _MASK_BITS))  # lowest bit first
         self._counting: set[int] = set()
 
+    @property
+    def most_bytes(self) -> int:
+        """What all of it takes; on a CPU, once every row was used to its end."""
+        tensors = [getattr(self.state, name) for name in self.state.__struct_fields__] + list(vars(self).values())
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+
     # -- written by the host -----------------------------------------------------------------------------------------
 
     def open(self, openings: Sequence[Opening]) -> None:

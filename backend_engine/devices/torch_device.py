@@ -107,10 +107,11 @@ class TorchDevice:
         self._end_ns = 0
         self._launches = self._landings = 0
         page_size, slots = settings.engine.page_size, settings.scheduler.max_num_seqs
+        # before the cache is sized: on CUDA the rows' memory is taken at once, and the cache gets what is left
+        self._rows = SlotRows(slots, loaded.max_model_len, page_size, loaded.vocab_size, device)
         memory = memory_of(device)
         pages = pages_that_fit(settings, loaded.weight_bytes, loaded.kv_bytes_per_token, loaded.max_model_len, memory)
         self._cache = KvCache(loaded.layers, pages, page_size, loaded.max_model_len, loaded.dtype, device)
-        self._rows = SlotRows(slots, loaded.max_model_len, page_size, loaded.vocab_size, device)
         self._no_logits = torch.empty(0, loaded.vocab_size, device=device)
         is_cuda = device.type == "cuda"
         self._timeline = CudaTimeline(clock) if is_cuda else None
@@ -118,7 +119,7 @@ class TorchDevice:
         difference = check_agreement(loaded, self._cache, device)
         log.info(
             "%s on %s in %s: %.2f GiB of weights, %d KV pages of %d tokens (%.2f GiB), up to %d tokens a sequence; "
-            "differs from transformers' own forward by %.1e",
+            "%d slots (%.2f GiB at most); differs from transformers' own forward by %.1e",
             loaded.name,
             device.type,
             str(loaded.dtype).removeprefix("torch."),
@@ -127,6 +128,8 @@ class TorchDevice:
             page_size,
             pages * page_size * loaded.kv_bytes_per_token / GIB,
             loaded.max_model_len,
+            slots,
+            self._rows.most_bytes / GIB,
             difference,
         )
         self.info = Ready(
