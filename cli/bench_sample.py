@@ -118,12 +118,15 @@ def _line(group: str, number: int, record: Record) -> None:
 def _show(run: dict[str, Any], file: Path) -> None:
     from rich.text import Text
 
-    from cli.bench_show import figures_table, show_explained
+    from cli.bench_show import beside, figures_table, show_explained
     from cli.output import console, say, say_notes
 
     out = console()
     out.print()
     out.print(figures_table([(stage["group"], stage) for stage in run["stages"]]))
+    for stage in run["stages"]:
+        for line in beside(stage):
+            out.print(f"{stage['group']}: {line}")
     styles = {"pass": "green", "watch": "yellow", "fail": "bold red", "unknown": "dim"}
     for rule in run["health"]:
         out.print(Text(f"{rule['result']:7} {rule['group']}: {rule['rule']} ({rule['seen']})", styles[rule["result"]]))

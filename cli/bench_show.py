@@ -27,7 +27,7 @@ def show_run(run: dict[str, Any], file: Path) -> None:
     )
     for number, stage in enumerate(run["stages"], 1):
         out.print(f"stage {number}: {_headline(stage)}")
-        for line in _beside(stage):
+        for line in beside(stage):
             out.print(f"  {line}")
     out.print(figures_table([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)]))
     show_explained(run)
@@ -77,7 +77,7 @@ def _headline(stage: dict[str, Any]) -> str:
     return f"{load}, {stage['counted_seconds']:.3g} s counted: {figures}{busy}{own}"
 
 
-def _beside(stage: dict[str, Any]) -> list[str]:
+def beside(stage: dict[str, Any]) -> list[str]:
     lines = []
     if stage["rate"]:
         late, sent = stage["client"]["sent_late_ms"], stage["ttft_from_sent_ms"]
@@ -87,6 +87,8 @@ def _beside(stage: dict[str, Any]) -> list[str]:
         )
     if stage["retries"]:
         lines.append(f"{stage['retries']} retries of {stage['retried_requests']} requests are in these times")
+    if tail := stage["tail"]:
+        lines.append(f"P99 TTFT is {tail['p99_over_p50']:.1f} times P50: {tail['verdict']}")
     if goodput := stage["goodput"]:
         share = "" if goodput["share"] is None else f" ({goodput['share']:.1%} of those due)"
         wanted = ", ".join(f"{name} {limit:g} ms" for name, limit in goodput["slo_ms"].items())

@@ -12,6 +12,7 @@ from loadtest.monitor import BUSY_SHARE, LAG_LIMIT_MS, Monitor
 from loadtest.record import Record
 from loadtest.settings import Metrics
 from loadtest.stages import Stage, Window
+from loadtest.tail import tail
 
 ENGINE_STAGES = {
     "engine_tokenize": "tokenize_ms", "engine_queue": "queue_ms", "engine_prefill": "prompt_ms",
@@ -59,6 +60,7 @@ def tally(
         "prompt_tokens": spread(record.prompt_tokens for record in good),
         "output_tokens": spread(record.output_tokens for record in good),
         "goodput": goodput(due, slo_ms, seconds),
+        "tail": tail(good, records, window.counted_ns, window.end_ns),
         "server_stages_ms": server_stages(good),
         "engine": engine_figures(monitor, window),
         "client": client_figures(monitor, window, due),

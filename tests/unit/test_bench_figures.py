@@ -270,3 +270,33 @@ def test_a_run_in_which_nothing_succeeded_can_be_reported():
         stages=[{**within(WINDOW, 0), **tallied([])}], requests=columns([failed], 0, lambda _record: 0), samples=[]
     )
     assert "nothing was measured" in report(empty)
+
+
+def tails(ttfts: list[float], prompts: list[int] | None = None, at: list[float] | None = None) -> dict[str, Any] | None:
+    records = []
+    for number, ttft in enumerate(ttfts):
+        one = record(at[number] if at else 10 + number * 10 / len(ttfts), ttft_ms=ttft)
+        one.prompt_tokens = prompts[number] if prompts else 64
+        records.append(one)
+    found: dict[str, Any] | None = tallied(records)["tail"]
+    return found
+
+
+def test_a_tail_is_laid_to_what_it_goes_with():
+    rng = random.Random(2)
+    lengths = [rng.choice([50, 60, 70, 80, 2000]) if n % 5 == 0 else rng.randint(50, 80) for n in range(200)]
+    by_length = tails([100 + length * 2 + rng.random() for length in lengths], lengths)
+    assert by_length is not None
+    assert "prompt's length" in by_length["verdict"]
+    bursts = [10 + n * 0.25 for n in range(30)] + [18 + n * 0.005 for n in range(30)]
+    by_load = tails([100.0 + n / 1000 for n in range(30)] + [100.0 + 40 * n for n in range(30)], None, bursts)
+    assert by_load is not None
+    assert "in flight" in by_load["verdict"]
+    by_time = tails([2000.0 if 100 <= n < 112 else 100 + rng.random() for n in range(200)])
+    assert by_time is not None
+    assert "a time window: 1 s from second" in by_time["verdict"]
+    scattered = tails([2000.0 if n % 18 == 0 else 100 + rng.random() for n in range(200)])
+    assert scattered is not None
+    assert "neither" in scattered["verdict"]
+    assert tails([100 + rng.random() for _ in range(200)]) is None
+    assert tails([100.0, 2000.0]) is None
