@@ -223,9 +223,13 @@ def main() -> int:
     parser.add_argument("--forward-ms", type=float, default=35.0, help="length of a simulated forward")
     parser.add_argument("--steps", type=int, default=120, help="how many are measured")
     arguments = parser.parse_args()
-    for line in measure(arguments.mode, arguments.batch, arguments.forward_ms, arguments.steps):
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+    try:
+        for line in measure(arguments.mode, arguments.batch, arguments.forward_ms, arguments.steps):
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+    except ValueError as error:  # what the settings or the scheduler refuse
+        sys.stderr.write(" ".join(str(error).split()) + "\n")
+        return 1
     return 0
 
 

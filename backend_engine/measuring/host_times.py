@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from backend_engine.core.loop import EngineCore, Launched
-from backend_engine.core.messages import Step
 from backend_engine.core.step import Flight, StepPlan, StepResult
 
 SCHEDULE, APPEND_AND_STOP, DETOKENISE, SEND, PREPARE = "schedule", "append_and_stop", "detokenise", "send", "prepare"
@@ -49,10 +48,9 @@ class TimedFlight:
 
 
 class TimedCore(EngineCore):
-    """The engine core itself, with a watch on the host's side of each step. `steps` are those since `reset`."""
+    """The engine core itself, with a watch on the host's side of each step."""
 
     times: HostTimes
-    steps: list[Step]
 
     def launch(self, plan: StepPlan) -> Launched:
         """As the core does."""

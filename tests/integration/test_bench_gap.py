@@ -12,6 +12,7 @@ import pytest
 
 from backend_engine.core.messages import Step
 from backend_engine.measuring.gap import MODES, percentile, row_of, settings_for
+from loadtest.gap import GapFailed, gap_table
 
 MS = 1_000_000
 PARTS = {"schedule", "append_and_stop", "detokenise", "send", "prepare"}
@@ -39,6 +40,11 @@ def test_the_table_has_a_row_for_each_mode_and_says_where_the_hosts_time_goes() 
         # text is made in the loop, or beside it
         assert (row["host_ms"]["detokenise"] > 0) == (mode == "synchronous")
         assert (row["text_process_ms"] > 0) == (mode != "synchronous")
+
+
+def test_a_row_that_cannot_be_measured_says_which_and_why() -> None:
+    with pytest.raises(GapFailed, match=r"mode synchronous could not be measured: .*max_num_seqs"):
+        gap_table(batch=0, forward_ms=1, steps=10, progress=lambda mode, share: None)
 
 
 def test_each_mode_adds_one_thing_to_the_one_before() -> None:
