@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend_engine.devices.slot_rows import SlotRows
 from backend_engine.kernels import slot_torch
 from backend_engine.kernels.slot_tensors import (
     GOES_ON,
@@ -189,3 +190,36 @@ def compare_twins() -> None:
             assert msgspec.structs.asdict(one).keys() == msgspec.structs.asdict(other).keys()
             assert listed(one) == listed(other)
     print("30 rounds are equal")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_triton_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to machine code, with the types that the pools have; no GPU is needed for that."""
+    pytest.importorskip("triton", reason="Triton is made for Linux alone")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from backend_engine.kernels import slot_triton
+
+    wide = {"rows", "sampled", "next_kv_row", "positions", "ids", "out_positions", "kv_rows"}
+    for kernel, constants in (
+        (slot_triton._advance_kernel, {"STOPS": 64}),
+        (slot_triton._gather_kernel, {"BLOCK": 128}),
+    ):
+        signature = {
+            name: ("*i64" if name.removesuffix("_ptr") in wide else "*i32") if name.endswith("_ptr") else "i32"
+            for name in kernel.arg_names
+        }
+        signature |= dict.fromkeys(constants, "constexpr")
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
+def test_the_pools_have_the_types_that_the_kernels_were_compiled_for() -> None:
+    rows = SlotRows(2, 16, 4, VOCAB, torch.device("cpu"))
+    types = {name: getattr(rows.state, name).dtype for name in FIELDS}
+    assert types.pop("next_kv_row") == torch.int64
+    assert set(types.values()) == {torch.int32}
+    assert all(getattr(rows.state, name).is_contiguous() for name in FIELDS)
