@@ -13,7 +13,7 @@ import msgspec
 from cli.errors import CliError, Exit
 from cli.output import console, say
 from cli.temporary import TemporaryLine, temporary_line
-from dashboards.checks.load import Load
+from dashboards.checks.load import MIN_REQUESTS, Load
 from dashboards.checks.pictures import board_picture
 from dashboards.checks.questions import Question, lint, panel_questions, rule_questions
 from dashboards.checks.run import Answer, ask, exemplar_traces, rule_errors
@@ -71,7 +71,7 @@ def _asked(
     seconds: float,
     pictures: Path | None,
 ) -> Report:
-    load = Load(line.base_url, keys=_keys(line), models=line.models, seconds=seconds)
+    load = Load(line.base_url, keys=_keys(line), models=line.models, seconds=seconds, least=MIN_REQUESTS)
     start = time.time()
     say(f"asking the gateway for {seconds:g} s")
     load.run()

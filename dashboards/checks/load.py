@@ -18,16 +18,27 @@ LONG_WORDS = 700
 
 
 class Load:
-    """Asks for `seconds`, and longer until MIN_REQUESTS were sent; `sent` counts them."""
+    """Asks for `seconds`, and longer until `least` were sent; `sent` counts them."""
 
     def __init__(
-        self, base_url: str, *, keys: Mapping[str, str], models: tuple[str, ...], seconds: float, seed: int = 1
+        self,
+        base_url: str,
+        *,
+        keys: Mapping[str, str],
+        models: tuple[str, ...],
+        seconds: float,
+        users: int = USERS,
+        least: int = 0,
+        seed: int = 1,
     ) -> None:
-        """`keys`: secrets by what they are for: `free`, `other` (another team) and `limited`."""
+        """`keys`: secrets by what they are for: `free`, `other` (another team) and `limited`. `least`: requests."""
         self._base_url = base_url
         self._keys = keys
         self._models = models
         self._seconds = seconds
+        self._users = users
+        self._least = least
+        self._is_stopped = False
         self._random = random.Random(seed)  # noqa: S311  a mix of requests, no secret
         self.sent = 0
 
@@ -39,7 +50,7 @@ class Load:
         began = time.monotonic()
         client = httpx.AsyncClient(base_url=self._base_url, timeout=60, trust_env=False)
         async with client, asyncio.TaskGroup() as users:
-            for _ in range(USERS):
+            for _ in range(self._users):
                 users.create_task(self._user(client, began))
 
     async def _user(self, client: httpx.AsyncClient, began: float) -> None:
@@ -47,9 +58,13 @@ class Load:
             await self._one(client)
             self.sent += 1
 
+    def stop(self) -> None:
+        """No more requests are begun. May be called from another thread."""
+        self._is_stopped = True
+
     def _goes_on(self, passed: float) -> bool:
-        longest = self._seconds * (MAX_TIMES_LONGER if self.sent < MIN_REQUESTS else 1)
-        return passed < longest
+        longest = self._seconds * (MAX_TIMES_LONGER if self.sent < self._least else 1)
+        return passed < longest and not self._is_stopped
 
     async def _one(self, client: httpx.AsyncClient) -> None:
         drawn = self._random.random()

@@ -102,4 +102,4 @@ def value_text(value: float, unit: str) -> str:
     if unit == "s" and value and abs(value) < 1:
         return f"{value * 1e3:.3g} ms" if abs(value) >= 1e-3 else f"{value * 1e6:.3g} µs"
     suffix = {"s": " s", "reqps": "/s"}.get(unit, "")
-    return f"{value:.3g}{suffix}" if abs(value) < 10_000 else f"{value:,.0f}{suffix}"
+    return f"{value:.3g}{suffix}" if abs(value) < 1000 else f"{value:,.0f}{suffix}"

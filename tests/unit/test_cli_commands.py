@@ -86,7 +86,7 @@ def test_only_verbs_that_are_built_are_offered(tokenline):
     _, out, _ = tokenline("--help")
     commands = out.split("Commands:")[1].split("Begin with")[0]
     assert [line.split()[0] for line in commands.strip().splitlines()] == [
-        "up", "gateway", "engine", "why", "slow", "verify", "keys", "plans", "bench", "config",
+        "up", "gateway", "engine", "why", "slow", "verify", "keys", "plans", "bench", "dashboards", "config",
     ]  # fmt: skip
 
 
