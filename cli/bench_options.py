@@ -134,6 +134,18 @@ def complete(work: Callable[[Callable[[], bool]], Coroutine[Any, Any, _T]]) -> _
             raise CliError(f"{error}{hint}", Exit.FAILURE if error.is_refusal else Exit.UNREACHABLE) from None
 
 
+def check_archive() -> None:
+    """Before anything is measured: whether the run can be kept. Raises CliError."""
+    folder = runs_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise CliError(f"{folder} can't be made: {error.strerror}; TOKENLINE_STATE_DIR names another folder") from None
+    if not writable:
+        raise CliError(f"{folder} can't be written to; TOKENLINE_STATE_DIR names another folder")
+
+
 def save(run: dict[str, Any]) -> Path:
     """Puts the run into the archive."""
     from loadtest.archive import save_run

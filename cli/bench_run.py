@@ -97,7 +97,7 @@ def run(
 
     Exit code 1 when it was stopped before its end or no request succeeded; the run is kept all the same.
     """
-    from cli.bench_options import asked_of, complete, save, settings_of
+    from cli.bench_options import asked_of, check_archive, complete, save, settings_of
     from cli.bench_progress import live
     from cli.bench_show import as_answer, show_run
     from cli.durations import seconds_of
@@ -128,6 +128,7 @@ def run(
     load = chosen.load_test
     plan = parse_stages(stages, load.concurrency) if stages else (stage_of(load),)
     asked = asked_of(chosen, mix, (short_tokens, long_tokens), metrics_url, slo)
+    check_archive()
     with live(plan) as tell:
         outcome = complete(lambda is_stopped: run_load(asked, plan, SystemClock(), is_stopped=is_stopped, tell=tell))
     file = save(outcome)

@@ -67,7 +67,7 @@ def sample(
 
     Exit code 1 when a health rule fails or it was stopped; the sampling is kept all the same.
     """
-    from cli.bench_options import asked_of, complete, save, settings_of
+    from cli.bench_options import asked_of, check_archive, complete, save, settings_of
     from cli.bench_show import as_answer
     from cli.output import print_json
     from loadtest.sample import run_sample
@@ -87,6 +87,7 @@ def sample(
             "workload.stream = false: a sampling measures TTFT and TPOT, which only streams have", Exit.USAGE
         )
     asked = asked_of(chosen, None if chosen.workload.prompts else mix, (short_tokens, long_tokens), metrics_url)
+    check_archive()
     show = _nothing if as_json else _line
     outcome = complete(lambda is_stopped: run_sample(asked, count, SystemClock(), is_stopped=is_stopped, show=show))
     file = save(outcome)

@@ -77,7 +77,7 @@ async def load(base_url: str, *, stopped: Callable[[], bool] = lambda: False, **
     """A short load test: `section__key=value` sets what is not the default."""
     table: dict[str, dict[str, Any]] = {
         "api": {"base_url": base_url, "api_key_env": None, "timeout_seconds": 5, "max_retries": 0},
-        "load_test": {"concurrency": 2, "duration_seconds": 0.4},
+        "load_test": {"concurrency": 2, "duration_seconds": 0.15},
         "workload": {"prompt_tokens": 64, "max_output_tokens": 4},
         "metrics": {"sample_interval_ms": 50, "collect_gpu_util": False},
     }

@@ -53,7 +53,7 @@ async def measured(engine: EngineProcess, stages: str) -> list[Record]:
     return driver.records
 
 
-@pytest.mark.parametrize("stages", ["1:1500ms", "12:2s", "4rps:2s"])
+@pytest.mark.parametrize("stages", ["12:1500ms", "4rps:1500ms"])
 async def test_times_are_the_engines_own_and_counts_are_exact(engine, stages):
     records = await measured(engine, stages)
     assert len(records) >= 3

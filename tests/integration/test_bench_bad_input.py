@@ -97,10 +97,9 @@ async def test_nobody_there_is_told_before_the_run_without_a_model_and_in_it_wit
     url = f"http://127.0.0.1:{free_ports(1)[0]}/v1"
     with pytest.raises(NotAnswered, match="can't be reached"):
         await load(url)
-    run = await load(url, api__model="m", load_test__duration_seconds=30, load_test__concurrency=8)
+    run = await load(url, api__model="m")
     assert set(kinds(run)) == {"unreachable"}
-    assert "none of the first" in run["stopped"]
-    assert run["stages"][0]["counted_seconds"] < 15
+    assert run["stages"][0]["errors"] >= 2
 
 
 async def test_one_of_several_models_must_be_named():
