@@ -222,6 +222,27 @@ def test_how_soon_work_stops_for_a_client_that_left(
     assert rig.value("tokenline_wasted_tokens_total", upstream="engine") == wasted
 
 
+def test_what_alerts_are_judged_by_begins_at_zero_so_that_the_first_bad_request_counts() -> None:
+    rig = Rig()
+    rig.meters.expect(["m", "m"])
+    zeros = {("m", slo, result): 0 for slo in ("ttft", "tpot") for result in ("good", "bad")}
+    both = {("n", "ttft", "good"): 1, ("n", "ttft", "bad"): 0}
+
+    def counted() -> dict[tuple[str, ...], float]:
+        return {
+            (labels["model"], labels["slo"], labels["result"]): sample.value
+            for family in rig.registry.collect()
+            for sample in family.samples
+            if sample.name == "tokenline_slo_requests_total" and (labels := sample.labels)
+        }
+
+    assert counted() == zeros
+    rig.meters.slo("n", "ttft", True)
+    assert counted() == zeros | both
+    rig.meters.expect([f"m{number}" for number in range(MAX_ROUTES + 1)])  # more than have series: none is begun
+    assert counted() == zeros | both
+
+
 def test_slo_and_bands_have_counters_with_bounded_models() -> None:
     rig = Rig()
     for number in range(MAX_ROUTES + 5):

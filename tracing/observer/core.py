@@ -46,6 +46,8 @@ class Observer:
         slowest = Slowest(clock, count=tracing.keep_slowest, window_seconds=tracing.keep_window_seconds)
         self._keep = KeepRule(objectives, tracing.sample_ratio, slowest)
         self.meters = Meters(registry, trace_is_kept=self._keep.keeps_for_sure)
+        engine = (settings.engine_model_name,) if settings.has_engine else ()
+        self.meters.expect((*(route.name for route in settings.models), *engine))
         if exporter is not None:
             exporter.count_dropped(self.meters.traces_dropped)
         self.workers = Workers(

@@ -107,9 +107,23 @@ class Meters:
         for name in timeline.anomalies:
             self.timing_anomaly(name)
 
+    def expect(self, models: Iterable[str]) -> None:
+        """Begins what alerts are judged by at 0 for these models: a rate does not see a counter's first value, and when
+        an engine hangs all requests may turn bad between two scrapes."""
+        known = sorted(set(models))
+        for model in known if len(known) <= MAX_ROUTES else ():
+            for objective in ("ttft", "tpot"):
+                self._count_slo(self._model(model), objective, good=True, amount=0)
+
     def slo(self, model: str, objective: str, good: bool) -> None:
         """A request met the objective `ttft` or `tpot`, or did not."""
-        self._inc("tokenline_slo_requests_total", self._model(model), objective, "good" if good else "bad")
+        self._count_slo(self._model(model), objective, good=good, amount=1)
+
+    def _count_slo(self, model: str, objective: str, *, good: bool, amount: int) -> None:
+        names = ("good", "bad") if good else ("bad", "good")
+        self._inc("tokenline_slo_requests_total", model, objective, names[0], amount=amount)
+        if ("tokenline_slo_requests_total", model, objective, names[1]) not in self._children:
+            self._inc("tokenline_slo_requests_total", model, objective, names[1], amount=0)
 
     def band_request(self, model: str, band: str) -> None:
         self._inc("tokenline_band_requests_total", model, band)
