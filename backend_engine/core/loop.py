@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from backend_engine.core.foresight import Foresight
 from backend_engine.core.forward import Forward, ForwardThread, InlineForward
 from backend_engine.core.messages import Abort, Gauges, Mask, Outputs, Shutdown, Step, Submit, ToCore, TokenLogprobs
 from backend_engine.core.messages import Output as RequestOutput
@@ -68,6 +69,7 @@ class EngineCore:
         self._forward: Forward = ForwardThread(device) if switches.async_scheduling else InlineForward(device)
         self._plans_ahead = switches.async_scheduling
         self._overlaps = switches.overlap_token_interval
+        self._foresight = Foresight()
         self._planned: StepPlan | None = None
         self._flights: deque[Launched] = deque()
         self._arrivals = 0
@@ -117,6 +119,8 @@ class EngineCore:
         """Starts a step."""
         launched = Launched(plan, self._forward.start(plan), self._scheduler.state(len(plan.chunks)), self._was_idle)
         self._was_idle = False
+        if not self._flights:
+            self._foresight.began(self._clock.mono_ns())
         return launched
 
     def commit(self, launched: Launched) -> None:
@@ -131,6 +135,9 @@ class EngineCore:
             gap_ns = self._gap_ns(launched, result)
             self._record(plan, result, gap_ns)
             self._last_end_ns = result.end_ns
+            self._foresight.began(result.end_ns)
+            if plan.prefill_tokens == 0:
+                self._foresight.took(result.end_ns - result.start_ns)
             sampled = iter(range(len(result.tokens)))
             for chunk in plan.chunks:
                 self._settle(chunk, launched, result, gap_ns, next(sampled) if chunk.samples else None)
@@ -156,6 +163,13 @@ class EngineCore:
         if wait_until_ns is not None:
             return max(0, wait_until_ns - self._clock.mono_ns())
         return 0 if self._has_news else None
+
+    def slack_ns(self) -> int:
+        """How long the next turn may wait for messages, so that who comes while a step runs is in the one after it,
+        and the device does not wait. 0 where nobody could be let in."""
+        if not self._overlaps or len(self._flights) != 1 or not self._scheduler.can_let_in:
+            return 0
+        return max(0, self._foresight.plan_by_ns() - self._clock.mono_ns())
 
     def close(self) -> None:
         """No turn comes any more."""

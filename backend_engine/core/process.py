@@ -114,6 +114,9 @@ def run_core(settings: Settings, in_address: str, out_address: str) -> int:
     while not mailbox.is_stopped and not core.is_shut_down:
         for message in mailbox.receive(core.wait_ns()):
             core.take(message)
+        while (slack_ms := core.slack_ns() // 1_000_000) and not mailbox.is_stopped:
+            for message in mailbox.receive(slack_ms * 1_000_000):
+                core.take(message)
         said = core.turn()
         if said is not None:
             mailbox.send(said)

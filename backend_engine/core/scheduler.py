@@ -70,6 +70,11 @@ class Scheduler:
         return not self._alive
 
     @property
+    def can_let_in(self) -> bool:
+        """Whoever came now would be in the next step."""
+        return len(self._waiting) < self._slots.free
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)

@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -135,6 +136,7 @@ class Bench:
             began_ns = self._clock.mono_ns()
             self._top_up()
             self._core.times.add(SCHEDULE, self._clock.mono_ns() - began_ns)
+            time.sleep(self._core.slack_ns() / 1e9)
             said = self._core.turn()
             if said is not None:
                 self._text.deliver(said)

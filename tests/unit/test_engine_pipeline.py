@@ -82,6 +82,51 @@ def test_host_work_between_steps_is_a_gap_in_order_and_none_when_overlapped(orde
     driver.close()
 
 
+def wait_for_company(driver: Driver, clock: FakeClock, arrives_ns: int, name: str) -> None:
+    """What the core's process does between two turns: takes who comes before the next step must be planned."""
+    settle(driver)
+    slack_ns = driver.core.slack_ns()
+    if slack_ns and clock.mono_ns() <= arrives_ns <= clock.mono_ns() + slack_ns:
+        clock.advance_ms((arrives_ns - clock.mono_ns()) / 1e6)
+        driver.submit(name, [66], 2)
+        slack_ns = driver.core.slack_ns()
+    clock.advance_ms(slack_ns / 1e6)
+
+
+@pytest.mark.parametrize("order", OVERLAPPED)
+def test_who_comes_in_the_first_two_thirds_of_a_step_is_in_the_next_one_and_there_is_no_gap(order: str) -> None:
+    driver, clock, plans = start(order)
+    driver.submit("a", [65], 20)
+    while len(driver.steps) < 8:
+        driver.turn()
+        settle(driver)
+    assert driver.core.slack_ns() == pytest.approx(11 * MS * 2 / 3, abs=2)
+    arrives_ns = clock.mono_ns() + 7 * MS
+    wait_for_company(driver, clock, arrives_ns, "b")
+    planned = len(plans)
+    driver.turn()
+    settle(driver)
+    assert [chunk.request.id for chunk in plans[planned].chunks] == ["a", "b"]
+    while driver.core.wait_ns() is not None:
+        wait_for_company(driver, clock, -1, "nobody")
+        driver.turn()
+    assert driver.scheduled("b").scheduled_ns - arrives_ns == pytest.approx(4 * MS, abs=2)  # the rest of that step
+    assert {step.gap_ns for step in driver.steps[1:]} == {0}
+    driver.close()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_plan_waits_for_nobody_where_nobody_could_be_let_in(order: str) -> None:
+    driver, _, _ = start(order, scheduler={"max_num_seqs": 2})
+    for name in "abc":
+        driver.submit(name, [65], 30)
+    for _ in range(12):
+        driver.turn()
+        assert driver.core.slack_ns() == 0
+    driver.run()
+    driver.close()
+
+
 @pytest.mark.parametrize("order", OVERLAPPED)
 def test_the_wait_of_a_built_step_for_the_one_before_belongs_to_the_queue(order: str) -> None:
     driver, clock, _ = start(order)
