@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 import pytest
 from line_rig import TOKENLINE
 
@@ -55,6 +56,36 @@ def firing(prometheus: Prometheus, name: str) -> dict[str, str] | None:
     return found[0]["annotations"] if found else None
 
 
+def fires_within(prometheus: Prometheus, name: str, seconds: float) -> dict[str, str]:
+    """Waits for an alert; its annotations."""
+    deadline = time.monotonic() + seconds
+    while (annotations := firing(prometheus, name)) is None:
+        assert time.monotonic() < deadline, f"{name} did not fire within {seconds} s"
+        time.sleep(1)
+    return annotations
+
+
+@needs_prometheus
+def test_a_hung_engine_with_no_request_that_ends_burns_the_budget_all_the_same(tmp_path: Path) -> None:
+    with temporary_line() as line, running_prometheus(configured(tmp_path, line), tmp_path / "data") as prometheus:
+        time.sleep(3)  # some scrapes of a gateway that nobody has asked yet
+        children = psutil.Process().children(recursive=True)
+        core = next(child for child in children if "backend_engine.core.process" in child.cmdline())
+        crowd = Load(line.base_url, keys=dict.fromkeys(("free", "other", "limited"), line.key), models=line.models,
+                     seconds=WITHIN_SECONDS, users=30)  # fmt: skip
+        thread = threading.Thread(target=crowd.run)
+        core.suspend()
+        try:
+            thread.start()
+            fires_within(prometheus, "TokenlineSloBurnFast", WITHIN_SECONDS)
+            ended = prometheus.instant('sum(tokenline_requests_total{outcome="ok"})', time.time())
+            assert ended == []
+        finally:
+            crowd.stop()
+            core.resume()
+            thread.join()
+
+
 @needs_prometheus
 def test_a_queue_that_is_too_long_wakes_somebody_and_leads_to_the_request(tmp_path: Path) -> None:
     with temporary_line() as line, running_prometheus(configured(tmp_path, line), tmp_path / "data") as prometheus:
@@ -67,10 +98,7 @@ def test_a_queue_that_is_too_long_wakes_somebody_and_leads_to_the_request(tmp_pa
         thread = threading.Thread(target=crowd.run)
         thread.start()
         try:
-            deadline = time.monotonic() + WITHIN_SECONDS
-            while (annotations := firing(prometheus, "TokenlineTtftP95High")) is None:
-                assert time.monotonic() < deadline, f"no alert within {WITHIN_SECONDS} s"
-                time.sleep(1)
+            annotations = fires_within(prometheus, "TokenlineTtftP95High", WITHIN_SECONDS)
         finally:
             crowd.stop()
             thread.join()
