@@ -136,7 +136,8 @@ class EngineCore:
             self._record(plan, result, gap_ns)
             self._last_end_ns = result.end_ns
             self._foresight.began(result.end_ns)
-            if plan.prefill_tokens == 0:
+            is_late = all(chunk.request.is_finished for chunk in plan.chunks)  # a CPU computes nothing of such a step
+            if plan.prefill_tokens == 0 and not is_late:
                 self._foresight.took(result.end_ns - result.start_ns)
             sampled = iter(range(len(result.tokens)))
             for chunk in plan.chunks:
