@@ -172,7 +172,9 @@ class Relay:
         upkeep = self._balancer.of(call.target.upstream)
         upkeep.breaker.tried()
         upkeep.outstanding += 1
-        upkeep.strikers[id(call)] = lambda: None if exchange.started else call.deadlines.strike()
+        if may_pass_on:
+            # Where nobody else could answer, waiting is better than failing: the checks may be wrong.
+            upkeep.strikers[id(call)] = lambda: None if exchange.started else call.deadlines.strike()
         try:
             async with call.deadlines:
                 response = await self._send(call, attempt)
@@ -205,7 +207,7 @@ class Relay:
             raise
         finally:
             upkeep.outstanding -= 1
-            del upkeep.strikers[id(call)]
+            upkeep.strikers.pop(id(call), None)
             attempt.end = attempt.end or exchange.clock.mono_ns()
             reached = (ledger.first_token if ledger.stream else attempt.upstream_headers) or 0
             if reached and not attempt.error:

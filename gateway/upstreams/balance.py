@@ -94,6 +94,9 @@ class Balancer:
         """The targets to try, best first. Raises ApiError 503 when every breaker is open."""
         usable = [target for target in route.targets if self.of(target.upstream).breaker.can_try()]
         if not usable:
+            # Failed checks alone refuse nobody: they may be seconds old, and an attempt costs little.
+            usable = [target for target in route.targets if self.of(target.upstream).breaker.is_only_held_open]
+        if not usable:
             raise self._none_usable(route)
         if len(usable) == 1:
             return usable

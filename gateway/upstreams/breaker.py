@@ -60,7 +60,7 @@ class Breaker:
     def succeeded(self) -> None:
         """It answered: whatever went wrong before is over."""
         self._failures = self._opened_times = self._open_until_ns = 0
-        self._trial_running = False
+        self._trial_running = self._held_open = False
 
     def failed(self) -> None:
         """It failed; the third time in a row, or in its trial, it is left alone: twice as long each time, jittered."""
@@ -76,6 +76,11 @@ class Breaker:
     def is_held_open(self) -> bool:
         """Whether health checks keep it open."""
         return self._held_open
+
+    @property
+    def is_only_held_open(self) -> bool:
+        """Whether nothing but health checks speaks against it."""
+        return self._held_open and not self._open_until_ns
 
     def hold_open(self, held: bool) -> None:
         """By health checks: open for as long as they fail; once they pass, one trial decides."""

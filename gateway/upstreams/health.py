@@ -42,8 +42,9 @@ class HealthChecks:
             await asyncio.sleep(INTERVAL_SECONDS)
             problem = await self._problem(upstream)
             failures = failures + 1 if problem else 0
-            if failures == FAILURES_TO_HOLD:
-                log.warning("upstream %s is down: %s", upstream.name, problem)
+            if failures >= FAILURES_TO_HOLD and not upkeep.breaker.is_held_open:
+                if failures == FAILURES_TO_HOLD:
+                    log.warning("upstream %s is down: %s", upstream.name, problem)
                 upkeep.breaker.hold_open(True)
                 upkeep.strike()
             elif not failures and upkeep.breaker.is_held_open:

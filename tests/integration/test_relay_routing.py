@@ -124,3 +124,18 @@ async def test_a_dead_only_upstream_is_told_at_once_after_a_few_failures(tmp_pat
         assert "retry-after" in refused.headers
         ledger = (await r.observer.closed(5))[4]
         assert (ledger.attempts, ledger.outcome) == ([], Outcome.UPSTREAM_ERROR)
+
+
+async def test_checks_that_fail_end_no_request_that_has_nowhere_else_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(health, "TIMEOUT_SECONDS", 0.05)
+    async with rig(tmp_path, health_path="/models") as r:
+        r.upstream.is_frozen = True
+        r.upstream.script = stream(1.0, chunk("x", finish="stop"), DONE)
+        assert (await r.chat(stream=True)).status_code == 200
+        async with asyncio.timeout(5):
+            while r.worker._state(0).breakers["a"] != 2:
+                await asyncio.sleep(0.02)
+        assert (await r.chat(stream=True)).status_code == 200

@@ -159,6 +159,23 @@ def test_an_open_breaker_is_passed_over_and_when_all_are_open_the_client_is_told
     assert caught.value.retry_after >= 1
 
 
+def test_failed_checks_alone_refuse_nobody_and_an_answer_overrules_them(balancer: Balancer) -> None:
+    route = Route("m", targets("a", "b"))
+    a, b = (balancer.of(target.upstream).breaker for target in route.targets)
+    a.hold_open(True)
+    assert names(balancer.order(route)) == ["b"]
+    b.hold_open(True)
+    assert names(balancer.order(route)) == ["a", "b"]
+    a.tried()
+    a.succeeded()
+    assert a.state is BreakerState.CLOSED
+    assert names(balancer.order(route)) == ["a"]
+    open_up(a)
+    open_up(b)
+    with pytest.raises(ApiError):
+        balancer.order(route)
+
+
 def test_a_prefix_prefers_one_target_and_leaves_it_when_it_is_overloaded(balancer: Balancer) -> None:
     route = Route("m", targets("a", "b", "c"), affinity=True)
     firsts = {prefix: names(balancer.order(route, b"%d" % prefix))[0] for prefix in range(60)}
