@@ -1,11 +1,5 @@
-"""Header names that Tokenline reads and writes, in lower case as ASGI has them."""
+"""Header names that the engine reads and writes, in lower case as ASGI has them."""
 
 REQUEST_ID = "x-request-id"
 TOKENLINE_REQUEST_ID = "x-tokenline-request-id"
 TRACEPARENT = "traceparent"
-TRACESTATE = "tracestate"
-SERVER_TIMING = "server-timing"
-UPSTREAM = "x-tokenline-upstream"
-HINT = "x-tokenline-hint"
-TIMINGS = "x-tokenline-timings"
-REQUEST_START = "x-request-start"

@@ -37,6 +37,12 @@ def event(data: object) -> bytes:
 
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+ANSWER = {
+    "id": "c",
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}],
+    "usage": USAGE,
+}
 USAGE_EVENT = event({"id": "c", "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
 DONE = b"data: [DONE]\n\n"
 

@@ -5,7 +5,8 @@ import json
 import socket
 from pathlib import Path
 
-from gateway_rig import DONE, KEY, Rig, chunk, rig, stream
+from aiohttp import web
+from gateway_rig import ANSWER, DONE, KEY, Rig, chunk, rig, stream
 
 from tracing.ledger import Outcome
 
@@ -128,3 +129,19 @@ async def test_a_stream_that_outlives_the_drain_ends_in_an_error_event_and_a_led
         ledger = await r.ledger()
         assert (ledger.outcome, ledger.error_code) == (Outcome.GATEWAY_ERROR, "shutting_down")
         await r.upstream.cancelled.wait()
+
+
+async def test_a_large_body_arrives_whole_and_is_sent_before_the_upstream_has_it(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        received = []
+
+        async def late(request: web.Request) -> web.StreamResponse:
+            received.append(r.worker.clock.mono_ns())
+            return web.json_response(ANSWER)
+
+        r.upstream.script = late
+        body = json.dumps({"model": "alias", "messages": [{"role": "user", "content": "x" * 5_000_000}]}).encode()
+        assert (await r.client.post("/v1/chat/completions", content=body)).status_code == 200
+        assert json.loads(r.upstream.bodies[0])["messages"] == json.loads(body)["messages"]
+        attempt = (await r.ledger()).attempts[0]
+        assert attempt.connected <= attempt.request_sent <= received[0]
