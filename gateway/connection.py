@@ -31,6 +31,7 @@ _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-leng
 _TCP_NOTSENT_LOWAT = 25
 _SIOCOUTQ = 0x5411
 _TCP_INFO_BYTES = 76
+_RTT = struct.Struct("I")
 _RTT_OFFSET = 68  # tcpi_rtt of struct tcp_info, µs (linux/tcp.h)
 
 
@@ -40,9 +41,11 @@ class Connection:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._last_write_ns = 0
+        self._socket = _tcp_socket(transport)
+        self._queued = array.array("i", [0])
         transport.set_write_buffer_limits(high=WRITE_LIMIT_BYTES)
-        if sys.platform == "linux" and (found := self._socket()) is not None:
-            found.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+        if self._socket is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
 
     def begin(self) -> None:
         """A new answer starts."""
@@ -56,26 +59,25 @@ class Connection:
 
     def end(self, ledger: Ledger) -> None:
         """After the last byte: what is still unsent, and the connection's round trip. Unknown stays 0."""
-        found = self._socket() if sys.platform == "linux" else None
-        if found is None or self._transport.is_closing():
+        if self._socket is None or self._transport.is_closing():
             return
         try:
-            information = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            ledger.client_rtt_ns = struct.unpack_from("I", information, _RTT_OFFSET)[0] * 1000
-            queued = array.array("i", [0])
-            fcntl.ioctl(found.fileno(), _SIOCOUTQ, queued)
+            information = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            ledger.client_rtt_ns = _RTT.unpack_from(information, _RTT_OFFSET)[0] * 1000
+            fcntl.ioctl(self._socket.fileno(), _SIOCOUTQ, self._queued)
         except OSError:
             return
-        ledger.unsent_bytes = queued[0] + self._transport.get_write_buffer_size()
+        ledger.unsent_bytes = self._queued[0] + self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Cuts the client off: what waits for it is thrown away."""
         self._transport.abort()
 
-    def _socket(self) -> Any:
-        """The TCP socket below, None where there is none."""
-        found = self._transport.get_extra_info("socket")
-        return found if found is not None and found.family in (socket.AF_INET, socket.AF_INET6) else None
+
+def _tcp_socket(transport: asyncio.Transport) -> Any:
+    """The TCP socket below, None where there is none or where the kernel can't be asked about it."""
+    found = transport.get_extra_info("socket") if sys.platform == "linux" else None
+    return found if found is not None and found.family in (socket.AF_INET, socket.AF_INET6) else None
 
 
 class Protocol(HttpToolsProtocol):
