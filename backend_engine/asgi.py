@@ -9,7 +9,7 @@ from typing import Any
 
 from protocol import headers as names
 from protocol.errors import ApiError
-from protocol.ids import accepted_client_id, new_request_id
+from protocol.ids import accepted_client_id, accepted_gateway_id, new_request_id
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -41,10 +41,17 @@ def header(scope: Scope, name: str) -> str | None:
     return None
 
 
+def gateway_id_of(scope: Scope) -> str | None:
+    """The gateway's id of the request; None when it came by another way."""
+    sent = header(scope, names.TOKENLINE_REQUEST_ID)
+    return accepted_gateway_id(sent) if sent else None
+
+
 def request_id_of(scope: Scope) -> str:
-    """The client's own id if it is harmless, else a new one."""
+    """The gateway's id, so that an answer names what the gateway knows; else the client's own if it is harmless, else
+    a new one."""
     sent = header(scope, names.REQUEST_ID)
-    return (accepted_client_id(sent) if sent else None) or new_request_id()
+    return gateway_id_of(scope) or (accepted_client_id(sent) if sent else None) or new_request_id()
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -13,6 +13,7 @@ from backend_engine.asgi import (
     Receive,
     Scope,
     Send,
+    gateway_id_of,
     header,
     noticing_disconnect,
     read_body,
@@ -39,7 +40,7 @@ from backend_engine.text.wire import Prompt
 from backend_engine.writing import AnswerWriter
 from protocol import headers as names
 from protocol.errors import ApiError
-from protocol.ids import accepted_client_id, new_request_id, parse_traceparent
+from protocol.ids import new_request_id, parse_traceparent
 from protocol.timings import HostIdentity
 
 
@@ -119,7 +120,6 @@ class GenerationEndpoint:
     def _record(self, scope: Scope, received_ns: int) -> RequestRecord:
         clock = self._frontend.clock
         traceparent = header(scope, names.TRACEPARENT)
-        gateway_id = header(scope, names.TOKENLINE_REQUEST_ID)
         prefix = "chatcmpl-" if self._surface == "chat" else "cmpl-"
         return RequestRecord(
             surface=self._surface,
@@ -127,7 +127,7 @@ class GenerationEndpoint:
             received_ns=received_ns,
             received_wall_ns=clock.wall_ns() - (clock.mono_ns() - received_ns),
             parent=parse_traceparent(traceparent) if traceparent else None,
-            gateway_request_id=accepted_client_id(gateway_id) if gateway_id else None,
+            gateway_request_id=gateway_id_of(scope),
         )
 
 

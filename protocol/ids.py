@@ -6,8 +6,12 @@ import random
 import re
 import secrets
 
+LOAD_TEST_PREFIX = "tokenline-bench-"
+"""Client's request ids of our own load tests begin so; then comes the run, and the request's number in it."""
+
 _source = random.Random(secrets.randbits(256))  # noqa: S311  ids must be unique, not secret
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_OUR_REQUEST_ID = re.compile(r"req_[0-9a-f]{24}\Z")
 _OURS = re.compile(r"(req_[0-9a-f]{24}|[0-9a-f]{32})\Z", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 
@@ -25,6 +29,11 @@ def new_span_id() -> str:
 def new_request_id() -> str:
     """Our own id of a request: `req_` and 24 hex digits, unique."""
     return f"req_{_source.getrandbits(96):024x}"
+
+
+def accepted_gateway_id(value: str) -> str | None:
+    """A request id that a gateway of ours made, else None."""
+    return value if _OUR_REQUEST_ID.match(value) else None
 
 
 def accepted_client_id(value: str) -> str | None:

@@ -42,7 +42,8 @@ def request_headers(exchange: Exchange, attempt: Attempt, target: Target) -> dic
     }
     headers["content-type"] = "application/json"
     headers["accept-encoding"] = "identity"
-    headers["x-request-id"] = ledger.request_id
+    # engines name requests by the first; the second is never anybody's but a gateway's, so ours puts it on its spans
+    headers["x-request-id"] = headers["x-tokenline-request-id"] = ledger.request_id
     headers["traceparent"] = format_traceparent(ledger.trace_id, attempt.span_id)
     if ledger.tracestate:
         headers["tracestate"] = ledger.tracestate

@@ -24,6 +24,7 @@ from pydantic import SecretStr
 from settings.schema import EngineSettings, SchedulerSettings, ServerSettings
 
 TRACE_IDS = [f"{number:032x}" for number in range(1, 100)]
+GATEWAY_ID = f"req_{7:024x}"
 RUNNING = 'tokenline_engine_num_requests_running{model="simulated"}'
 WAITING = 'tokenline_engine_num_requests_waiting{model="simulated"}'
 KV_USAGE = 'tokenline_engine_kv_cache_usage_ratio{model="simulated"}'
@@ -164,7 +165,7 @@ async def test_spans_of_an_answer_reach_the_receiver_within_half_a_second(
 ) -> None:
     trace_id = TRACE_IDS[10]
     async with engine.async_client() as client:
-        headers = {"traceparent": f"00-{trace_id}-00000000000000ab-01", "x-tokenline-request-id": "req_7"}
+        headers = {"traceparent": f"00-{trace_id}-00000000000000ab-01", "x-tokenline-request-id": GATEWAY_ID}
         answer = await client.post("/v1/chat/completions", json=chat(), headers=headers)
     ended = time.monotonic()
     while not any(received.span.trace_id.hex() == trace_id for received in backend.spans):
@@ -176,7 +177,7 @@ async def test_spans_of_an_answer_reach_the_receiver_within_half_a_second(
     root = spans["llm_request"]
     assert root.span.parent_span_id.hex() == "00000000000000ab"
     assert {spans[name].span.parent_span_id for name in spans if name != "llm_request"} == {root.span.span_id}
-    assert root.attributes["tokenline.request_id"] == "req_7"
+    assert root.attributes["tokenline.request_id"] == answer.headers["x-request-id"] == GATEWAY_ID
     timings = answer.json()["timings"]
     prefill = spans["prefill"].span
     assert (prefill.end_time_unix_nano - prefill.start_time_unix_nano) / 1e6 == pytest.approx(timings["prompt_ms"])

@@ -131,6 +131,30 @@ def test_why_gives_stages_that_sum_to_ttft(up: Line) -> None:
     assert by_trace["request_id"] == seen["request_id"]
 
 
+def test_the_engines_spans_are_in_the_requests_trace_and_name_it_as_the_gateway_does(up: Line) -> None:
+    answer = up.chat(max_tokens=3)
+    request_id = answer.headers["x-tokenline-request-id"]
+    admin_key = (Path(up.environ["TOKENLINE_STATE_DIR"]) / "admin-key").read_text().strip()
+    deadline = time.monotonic() + 10
+    while True:
+        found = httpx.get(
+            f"{up.ops_url}/admin/v1/requests/{request_id}",
+            params={"spans": True},
+            headers={"authorization": f"Bearer {admin_key}"},
+        )
+        spans = found.json()["matches"][0]["spans"] if found.status_code == 200 else []
+        emitted = [
+            span for span in spans if span["name"] == "llm_request" and not span["attributes"].get("tokenline.derived")
+        ]
+        if emitted:
+            break
+        assert time.monotonic() < deadline, found.text
+        time.sleep(0.1)
+    assert [span["attributes"]["tokenline.request_id"] for span in emitted] == [request_id]
+    attempt = next(span for span in spans if span["span_id"] == emitted[0]["parent_id"])
+    assert attempt["name"] == f"chat {up.model}"
+
+
 def test_a_whole_answer_has_no_ttft_and_stages_that_sum_to_its_duration(up: Line) -> None:
     answer = up.chat(max_tokens=10)
     seen = up.why(answer.headers["x-request-id"])
@@ -216,6 +240,7 @@ def test_bad_requests_are_told_what_is_wrong(up: Line, change: dict, status: int
     assert answer.status_code == status, error
     assert code is None or error["code"] == code
     assert error["message"]
+    assert error["request_id"] == answer.headers["x-tokenline-request-id"]
 
 
 def test_a_body_of_50_mb_is_refused(up: Line) -> None:

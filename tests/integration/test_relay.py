@@ -116,7 +116,10 @@ async def test_ids_come_back_on_every_answer_and_the_upstream_is_a_child_of_its_
     async with rig(tmp_path) as r:
         r.upstream.script = whole(ANSWER)
         trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-        headers = {"x-request-id": "mine-1", "traceparent": f"00-{trace}-00f067aa0ba902b7-01", "tracestate": "a=b"}
+        headers = {
+            "x-request-id": "mine-1", "x-tokenline-request-id": "req_not-mine-to-say",
+            "traceparent": f"00-{trace}-00f067aa0ba902b7-01", "tracestate": "a=b",
+        }  # fmt: skip
         r.client.headers.update(headers)
         answer = await r.chat()
         ledger = await r.ledger()
@@ -127,6 +130,7 @@ async def test_ids_come_back_on_every_answer_and_the_upstream_is_a_child_of_its_
         sent = r.upstream.headers[0]
         assert parse_traceparent(sent["traceparent"]) == (trace, ledger.attempts[0].span_id, 1)
         assert sent["tracestate"] == "a=b"
+        assert sent["x-request-id"] == sent["x-tokenline-request-id"] == ledger.request_id
         assert "authorization" not in sent
 
 

@@ -12,6 +12,7 @@ from settings.schema import ModelSettings, ServerSettings
 
 BAD = "invalid_request"
 UNBUILT = "unsupported_parameter"
+GATEWAY_ID = f"req_{7:024x}"
 
 
 def user(content: Any) -> list[Any]:
@@ -111,6 +112,14 @@ async def test_a_bad_request_gets_its_error(
     assert call.error["request_id"] == call.headers["x-request-id"] == "mine-1"
     assert len(call.error["message"]) > 15
     assert harness.core.sent == []
+
+
+@pytest.mark.parametrize(("sent", "told"), [(GATEWAY_ID, GATEWAY_ID), ("req_7", "mine-1")])
+async def test_an_error_names_the_request_as_the_gateway_does(tmp_path: Path, sent: str, told: str) -> None:
+    headers = {"x-request-id": "mine-1", "x-tokenline-request-id": sent}
+    call = Harness(tmp_path).call("/v1/completions", completion(temperature=3), headers=headers)
+    await done(call)
+    assert call.error["request_id"] == call.headers["x-request-id"] == told
 
 
 async def test_a_prompt_that_is_too_long_is_told_both_counts(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from protocol.ids import (
     accepted_client_id,
+    accepted_gateway_id,
     format_traceparent,
     new_request_id,
     new_span_id,
@@ -50,3 +51,11 @@ def test_a_harmless_client_id_is_kept(value: str) -> None:
 )
 def test_any_other_client_id_is_replaced(value: str) -> None:
     assert accepted_client_id(value) is None
+
+
+def test_only_an_id_that_a_gateway_of_ours_made_is_taken_for_the_gateways() -> None:
+    made = new_request_id()
+    assert accepted_gateway_id(made) == made
+    assert [
+        accepted_gateway_id(value) for value in ("mine-1", "req_7", made.upper(), made + "0", made + "\n", TRACE)
+    ] == ([None] * 6)
