@@ -79,17 +79,17 @@ class Relay:
             Admitted(ledger.request_id, ledger.worker, ledger.model, surface.name, ledger.stream, ledger.ingress)
         )
         with exchange.watching():
-            await self._admit(ledger)
+            await self._admit(ledger, key)
             ledger.admitted = clock.mono_ns()
             try:
                 await self._answer(exchange, surface, request, route)
             finally:
-                self._admission.leave()
+                self._admission.leave(key.id)
 
-    async def _admit(self, ledger: Ledger) -> None:
+    async def _admit(self, ledger: Ledger, key: KeyRecord) -> None:
         """Takes a place in flight; a refusal is the gateway's own, whatever its status says."""
         try:
-            await self._admission.enter()
+            await self._admission.enter(key.id)
         except ApiError:
             ledger.outcome = Outcome.QUEUE_REJECTED
             raise

@@ -3,11 +3,14 @@
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
 from gateway_rig import ANSWER, DONE, KEY, Rig, chunk, rig, stream
 
+from gateway.keys.record import NewKey
+from gateway.keys.store import KeyStore
 from tracing.ledger import Outcome
 
 
@@ -145,3 +148,40 @@ async def test_a_large_body_arrives_whole_and_is_sent_before_the_upstream_has_it
         assert json.loads(r.upstream.bodies[0])["messages"] == json.loads(body)["messages"]
         attempt = (await r.ledger()).attempts[0]
         assert attempt.connected <= attempt.request_sent <= received[0]
+
+
+async def test_a_key_that_filled_the_queue_gives_way_to_one_that_asks_for_a_single_place(tmp_path: Path) -> None:
+    limits = {"max_concurrent_requests": 1, "queue_size": 3, "queue_timeout_ms": 20_000}
+    async with rig(tmp_path, server=limits) as r:
+        modest, _ = KeyStore(r.settings.keys_path).create(NewKey("modest"))
+        release = asyncio.Event()
+
+        async def held(request: web.Request) -> web.StreamResponse:
+            await release.wait()
+            return web.json_response(ANSWER)
+
+        r.upstream.script = held
+        greedy = [asyncio.create_task(r.chat(user=str(number))) for number in range(4)]
+        await until(lambda: r.worker._admission.waiting == 3)
+        body = {"model": "m", "messages": []}
+        headers = {"authorization": f"Bearer {modest}"}
+        last = asyncio.create_task(r.client.post("/v1/chat/completions", json=body, headers=headers))
+        await until(lambda: any(task.done() for task in greedy))
+        refused = next(task for task in greedy if task.done()).result()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert refused.headers["retry-after"] == "1"
+        assert "newest gave way" in refused.json()["error"]["message"]
+        release.set()
+        assert (await last).status_code == 200
+        assert sorted([(await task).status_code for task in greedy]) == [200, 200, 200, 429]
+        # Of those that waited it was the first, though it came last.
+        ledgers = sorted(
+            (ledger for ledger in await r.observer.closed(5) if ledger.admitted), key=lambda ledger: ledger.admitted
+        )
+        assert [ledger.key_alias for ledger in ledgers] == ["bootstrap", "modest", "bootstrap", "bootstrap"]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
