@@ -20,7 +20,9 @@ One TOML file: the one of `--config`, else of `TOKENLINE_CONFIG`, else `./tokenl
 - **Command line.** `--model`, `--device`, `--backend` win over both.
 - **References.** `${NAME}` in a string of the file is replaced by that environment variable; one that is not set is an
   error. `$${` stands for `${` itself.
-- **Secrets** belong in the environment: `api_key = "${TOKENLINE_API_KEY}"`, `api_key_env = "OPENAI_API_KEY"`.
+- **Secrets** belong in the environment: `api_key = "${TOKENLINE_API_KEY}"`, `api_key_env = "OPENAI_API_KEY"`; or in
+  files: for `server.api_key`, `server.admin_key`, `server.otlp_token` and `redis.url`, the variable with `_FILE` behind
+  its name (`TOKENLINE_SERVER__ADMIN_KEY_FILE=/run/secrets/admin-key`) names a file whose text is the value.
 - **State.** Keys, traces and sockets live in one folder for each instance: `TOKENLINE_STATE_DIR`, else the platform's
   folder for application state. A second instance on one machine needs a folder and ports of its own.
 - **Loading is not running.** A file may name a model or a number of GPUs that isn't here; starting says so.

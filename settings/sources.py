@@ -19,6 +19,7 @@ from settings.catalogue import (
     environment_name,
     field_at,
     fields_of,
+    is_secret,
     is_text,
     shape_of,
     unknown_key,
@@ -27,6 +28,8 @@ from settings.errors import SettingsError
 from settings.schema import Settings
 
 PREFIX = "TOKENLINE_"
+FILE_SUFFIX = "_file"
+"""After a secret's name: the variable names a file that holds it (how Docker and systemd hand secrets over)."""
 _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 
@@ -63,18 +66,42 @@ def read_file(file: Path) -> Layer:
 
 
 def read_environment(environ: Mapping[str, str]) -> Layer:
-    """The layer of TOKENLINE_SECTION__KEY variables. An empty variable counts as not set."""
+    """The layer of TOKENLINE_SECTION__KEY variables, and of secrets' KEY_FILE. An empty variable counts as not set."""
     given: list[tuple[Path_, Given]] = []
     for name in sorted(environ):
         if not name.startswith(PREFIX) or "__" not in name or not environ[name]:
             continue
         path = tuple(part.lower() for part in name.removeprefix(PREFIX).split("__"))
         field = field_at(SPELLINGS.get(path, path))
+        if field is None and (secret := _secret_path(path)) is not None:
+            if environ.get(environment_name(secret)):
+                raise SettingsError(f"{environment_name(secret)} and {name} are both set; give one of them")
+            given.append((secret, _read_secret(name, Path(environ[name]), secret)))
+            continue
         if field is None:
             raise SettingsError(f"environment variable {name}: {unknown_key(path)}")
         value = environ[name] if is_text(field) else _as_toml(environ[name])
         given.append((path, Given(value, name, path)))
     return _layer(given)
+
+
+def _secret_path(path: Path_) -> Path_ | None:
+    """The secret setting that TOKENLINE_..._FILE names the file of, or None where there is none."""
+    kept = (*path[:-1], path[-1].removesuffix(FILE_SUFFIX))
+    field = field_at(kept) if kept != path else None
+    return kept if field is not None and is_secret(field) else None
+
+
+def _read_secret(name: str, file: Path, path: Path_) -> Given:
+    """The file's text without white space around it. Never part of an error."""
+    try:
+        value = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise SettingsError(f"environment variable {name}: the file {file} can't be read: {reason}") from None
+    if not value:
+        raise SettingsError(f"environment variable {name}: the file {file} is empty")
+    return Given(value, f"{name} ({file})", path)
 
 
 def read_flags(flags: Mapping[str, tuple[str, Any]]) -> Layer:
