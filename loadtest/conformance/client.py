@@ -174,7 +174,7 @@ class Client:
                 answer.headers_ns = self._clock.mono_ns()
                 answer.status = response.status
                 answer.headers = {name.lower(): value for name, value in response.headers.items()}
-                await self._read(response, answer, leave)
+                await read_answer(response, answer, self._clock, leave)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             answer.broken = type(error).__name__
             answer.ended_ns = self._clock.mono_ns()
@@ -193,21 +193,25 @@ class Client:
                 await asking
         return answer
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: Answer, leave: Leave | None) -> None:
-        splitter = EventSplitter() if response.content_type == "text/event-stream" else None
-        pieces: list[bytes] = []
-        while data := await response.content.readany():
-            now = self._clock.mono_ns()
-            pieces.append(data)
-            answer.reads.append((now, len(data)))
-            for event in splitter.feed(data) if splitter else ():
-                if (found := event_data(event)) is not None:
-                    answer.events.append(Arrival(now, found))
-            if leave is not None and leave(answer):
-                answer.left_ns = self._clock.mono_ns()
-                response.close()
-                break
-        answer.body = b"".join(pieces)
-        answer.ended_ns = self._clock.mono_ns()
-        if splitter and (found := event_data(splitter.flush())) is not None:
-            answer.events.append(Arrival(answer.ended_ns, found))
+
+async def read_answer(
+    response: aiohttp.ClientResponse, answer: Answer, clock: Clock, leave: Leave | None = None
+) -> None:
+    """Reads the body into `answer` as it comes, event by event, until its end or until the client leaves."""
+    splitter = EventSplitter() if response.content_type == "text/event-stream" else None
+    pieces: list[bytes] = []
+    while data := await response.content.readany():
+        now = clock.mono_ns()
+        pieces.append(data)
+        answer.reads.append((now, len(data)))
+        for event in splitter.feed(data) if splitter else ():
+            if (found := event_data(event)) is not None:
+                answer.events.append(Arrival(now, found))
+        if leave is not None and leave(answer):
+            answer.left_ns = clock.mono_ns()
+            response.close()
+            break
+    answer.body = b"".join(pieces)
+    answer.ended_ns = clock.mono_ns()
+    if splitter and (found := event_data(splitter.flush())) is not None:
+        answer.events.append(Arrival(answer.ended_ns, found))
