@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import aiohttp
 import msgspec
 
 from gateway.exchange import Exchange, Headers, outcome_of
@@ -11,6 +10,8 @@ from gateway.surfaces.openai import ParsedRequest
 from gateway.surfaces.surface import Dialect, Surface
 from gateway.upstreams.attempt import answer_headers, retry_after
 from gateway.upstreams.deadlines import Deadlines, Phase
+from gateway.upstreams.http1 import UpstreamFault
+from gateway.upstreams.pool import UpstreamAnswer
 from gateway.upstreams.router import Target
 from protocol.errors import ApiError
 from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
@@ -46,7 +47,7 @@ class Call(msgspec.Struct, frozen=True):
         return self.exchange.headers.get(b"x-tokenline-timings") == b"include"
 
 
-async def answer(call: Call, attempt: Attempt, response: aiohttp.ClientResponse, reporter: Reporter) -> None:
+async def answer(call: Call, attempt: Attempt, response: UpstreamAnswer, reporter: Reporter) -> None:
     """Hands an upstream's answer to the client. Raises ApiError where there is none, or where it breaks off."""
     if call.request.stream and response.status < 300 and response.content_type == "text/event-stream":
         await _send_stream(call, attempt, response, reporter)
@@ -54,7 +55,7 @@ async def answer(call: Call, attempt: Attempt, response: aiohttp.ClientResponse,
         await _send_whole(call, attempt, response)
 
 
-async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientResponse, reporter: Reporter) -> None:
+async def _send_stream(call: Call, attempt: Attempt, response: UpstreamAnswer, reporter: Reporter) -> None:
     exchange, deadlines = call.exchange, call.deadlines
     ledger, clock = exchange.ledger, exchange.clock
     relay = call.dialect.stream(ledger, call.request, keep_timings=call.keep_timings)
@@ -96,7 +97,7 @@ async def _send_stream(call: Call, attempt: Attempt, response: aiohttp.ClientRes
         ledger.outcome = Outcome.UPSTREAM_ERROR
 
 
-async def _send_whole(call: Call, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
+async def _send_whole(call: Call, attempt: Attempt, response: UpstreamAnswer) -> None:
     exchange = call.exchange
     ledger = exchange.ledger
     pieces: list[bytes] = []
@@ -120,20 +121,20 @@ async def _send_whole(call: Call, attempt: Attempt, response: aiohttp.ClientResp
     await exchange.write(body, last=True)
 
 
-async def _read(call: Call, attempt: Attempt, response: aiohttp.ClientResponse) -> bytes:
+async def _read(call: Call, attempt: Attempt, response: UpstreamAnswer) -> bytes:
     """What arrived, as soon as anything did; empty at the end. Raises ApiError when the upstream broke off."""
     if attempt.upstream_first_byte:
         call.deadlines.enter(Phase.IDLE)
     try:
-        data: bytes = await response.content.readany()
-    except (aiohttp.ClientError, OSError) as error:
+        data = await response.read()
+    except UpstreamFault as error:
         raise _cut_short(attempt) from error
     if data and not attempt.upstream_first_byte:
         attempt.upstream_first_byte = call.exchange.clock.mono_ns()
     return data
 
 
-def _read_answer(call: Call, response: aiohttp.ClientResponse, body: bytes) -> bytes:
+def _read_answer(call: Call, response: UpstreamAnswer, body: bytes) -> bytes:
     """The client's bytes of a whole answer; its counts and timings go into the ledger."""
     ledger = call.exchange.ledger
     if response.content_type != "application/json":
@@ -151,7 +152,7 @@ def _read_answer(call: Call, response: aiohttp.ClientResponse, body: bytes) -> b
         ) from error
 
 
-def _check_passable(call: Call, response: aiohttp.ClientResponse, body: bytes, attempt: Attempt) -> None:
+def _check_passable(call: Call, response: UpstreamAnswer, body: bytes, attempt: Attempt) -> None:
     """A client error in JSON of the surface's shape goes to the client as it is; else an error of our own is raised."""
     status, upstream = response.status, attempt.upstream
     attempt.error = "status"
@@ -224,7 +225,7 @@ def _cut_short(attempt: Attempt) -> ApiError:
     )
 
 
-def _stream_headers(call: Call, attempt: Attempt, response: aiohttp.ClientResponse) -> Headers:
+def _stream_headers(call: Call, attempt: Attempt, response: UpstreamAnswer) -> Headers:
     kept = [
         header
         for header in answer_headers(response, attempt.upstream)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
-
 from gateway.admission import Admission
 from gateway.answers import Call, answer
 from gateway.exchange import ClientTooSlow, Exchange
@@ -21,6 +19,8 @@ from gateway.upstreams.attempt import connection_error, request_headers, retry_a
 from gateway.upstreams.balance import Balancer, Upkeep
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.deadlines import Deadlines, Phase
+from gateway.upstreams.http1 import UpstreamFault
+from gateway.upstreams.pool import UpstreamAnswer
 from gateway.upstreams.retries import RetryBudget
 from gateway.upstreams.router import Route, Router, Target
 from protocol.errors import ApiError
@@ -214,7 +214,7 @@ class Relay:
                 upkeep.saw_first_token((reached - attempt.connect_start) / 1e9)
             count_by_events(ledger)
 
-    async def _send(self, call: Call, attempt: Attempt) -> aiohttp.ClientResponse:
+    async def _send(self, call: Call, attempt: Attempt) -> UpstreamAnswer:
         """The upstream's answer from its headers on."""
         target = call.target
         try:
@@ -226,16 +226,16 @@ class Relay:
                 attempt,
                 call.deadlines,
             )
-        except (aiohttp.ClientError, OSError) as error:
+        except UpstreamFault as error:
             attempt.error, told = connection_error(error, target.upstream.name)
             if attempt.reused and attempt.error == "first_byte":
                 raise StaleConnection(told) from error
             raise told from error
         attempt.upstream_headers = call.exchange.clock.mono_ns()
         call.exchange.woke(attempt.upstream_headers)
-        attempt.server_timing = response.headers.get("server-timing", "")[:1024] or None
+        attempt.server_timing = response.header(b"server-timing")[:1024] or None
         attempt.status = response.status
-        attempt.upstream_request_id = response.headers.get("x-request-id", "")[:128] or None
+        attempt.upstream_request_id = response.header(b"x-request-id")[:128] or None
         return response
 
 
@@ -243,7 +243,7 @@ class UpstreamBusy(ApiError):
     """An upstream's 429, while another target may still be asked."""
 
 
-def busy(upkeep: Upkeep, attempt: Attempt, response: aiohttp.ClientResponse) -> UpstreamBusy:
+def busy(upkeep: Upkeep, attempt: Attempt, response: UpstreamAnswer) -> UpstreamBusy:
     """It is left alone for as long as it asks."""
     wait = retry_after(response)
     attempt.error = "status"

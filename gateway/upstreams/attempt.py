@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import aiohttp
-
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Headers
+from gateway.upstreams.http1 import ConnectFailed, ConnectionLost, UpstreamFault
+from gateway.upstreams.pool import UpstreamAnswer
 from gateway.upstreams.router import Target, Upstream
 from protocol.errors import ApiError
 from protocol.ids import format_traceparent
@@ -22,77 +22,85 @@ NOT_FORWARDED = frozenset(
         b"x-request-id", b"traceparent", b"tracestate",
     }
 )  # fmt: skip
+_ALWAYS: Headers = [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
 NOT_RETURNED = frozenset(
     {
-        "connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding",
-        "upgrade", "content-length", "content-encoding", "date", "server", "set-cookie", "x-request-id", "request-id",
-        "traceparent", "tracestate", "server-timing", "alt-svc", "strict-transport-security",
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
+        b"transfer-encoding", b"upgrade", b"content-length", b"content-encoding", b"date", b"server", b"set-cookie",
+        b"x-request-id", b"request-id", b"traceparent", b"tracestate", b"server-timing", b"alt-svc",
+        b"strict-transport-security",
     }
 )  # fmt: skip
 
 
-def request_headers(exchange: Exchange, attempt: Attempt, target: Target) -> dict[str, str]:
-    """What the upstream gets: the client's headers less ours, the upstream's key, this attempt's span as parent."""
+def request_headers(exchange: Exchange, attempt: Attempt, target: Target) -> bytes:
+    """What the upstream gets, as lines: the client's headers less ours, its key, this attempt's span as parent."""
     ledger = exchange.ledger
-    named = _named(exchange.headers.get(b"connection", b"").decode("latin-1"))
-    headers = {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in exchange.headers.items()
-        if name not in NOT_FORWARDED and not name.startswith(b"x-tokenline-") and name.decode("latin-1") not in named
-    }
-    headers["content-type"] = "application/json"
-    headers["accept-encoding"] = "identity"
-    # engines name requests by the first; the second is never anybody's but a gateway's, so ours puts it on its spans
-    headers["x-request-id"] = headers["x-tokenline-request-id"] = ledger.request_id
-    headers["traceparent"] = format_traceparent(ledger.trace_id, attempt.span_id)
+    named = _named(exchange.headers.get(b"connection", b""))
+    headers = [
+        header
+        for header in exchange.headers.items()
+        if header[0] not in NOT_FORWARDED and not header[0].startswith(b"x-tokenline-") and header[0] not in named
+    ]
+    headers += _ALWAYS
+    request_id = ledger.request_id.encode()
+    # Engines name requests by the first; the second is never anybody's but a gateway's, so ours puts it on its spans.
+    headers += ((b"x-request-id", request_id), (b"x-tokenline-request-id", request_id))
+    headers.append((b"traceparent", format_traceparent(ledger.trace_id, attempt.span_id).encode()))
     if ledger.tracestate:
-        headers["tracestate"] = ledger.tracestate
-    headers |= credentials(target.upstream)
-    return headers
+        headers.append((b"tracestate", ledger.tracestate.encode("latin-1")))
+    headers += credentials(target.upstream)
+    return header_lines(headers)
 
 
-def credentials(upstream: Upstream) -> dict[str, str]:
+def credentials(upstream: Upstream) -> Headers:
     """The upstream's key in the header that it reads; empty without one."""
     if not upstream.api_key:
-        return {}
+        return []
     name = upstream.api_key_header
-    return {name: f"Bearer {upstream.api_key}" if name == "authorization" else upstream.api_key}
+    value = f"Bearer {upstream.api_key}" if name == "authorization" else upstream.api_key
+    return [(name.encode(), value.encode())]
 
 
-def answer_headers(response: aiohttp.ClientResponse, upstream: str) -> list[tuple[bytes, bytes]]:
+def header_lines(headers: Headers) -> bytes:
+    """Headers as HTTP/1.1 writes them."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def answer_headers(answer: UpstreamAnswer, upstream: str) -> Headers:
     """What the client gets of the upstream's headers, and which upstream it was."""
-    named = _named(response.headers.get("connection", ""))
+    named = _named(answer.header(b"connection").encode("latin-1"))
     kept = [
-        (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
-        for name, value in response.headers.items()
-        if name.lower() not in NOT_RETURNED
-        and not name.lower().startswith(("x-tokenline-", "access-control-"))
-        and name.lower() not in named
+        header
+        for header in answer.headers
+        if header[0] not in NOT_RETURNED
+        and not header[0].startswith((b"x-tokenline-", b"access-control-"))
+        and header[0] not in named
     ]
     return [*kept, (b"x-tokenline-upstream", upstream.encode())]
 
 
-def _named(connection: str) -> frozenset[str]:
+def _named(connection: bytes) -> frozenset[bytes]:
     """Headers that a Connection header declares to be for this hop only (RFC 9110, 7.6.1)."""
-    return frozenset(token.strip().lower() for token in connection.split(",")) if connection else frozenset()
+    return frozenset(token.strip().lower() for token in connection.split(b",")) if connection else frozenset()
 
 
-def retry_after(response: aiohttp.ClientResponse) -> float | None:
+def retry_after(answer: UpstreamAnswer) -> float | None:
     """The upstream's own wish, in whole seconds up to a day; its other form, a date, is not read."""
-    value = response.headers.get("retry-after", "")
+    value = answer.header(b"retry-after")
     return float(value) if value.isascii() and value.isdigit() and len(value) <= 5 else None
 
 
-def connection_error(error: aiohttp.ClientError | OSError, upstream: str) -> tuple[str, ApiError]:
+def connection_error(error: UpstreamFault, upstream: str) -> tuple[str, ApiError]:
     """(short name for the attempt, what the client is told). Addresses and paths stay inside."""
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientConnectorDNSError):
+    if isinstance(error, ConnectFailed):
         return "connect", ApiError(
             503,
             "upstream_unavailable",
             f"The upstream {upstream!r} can't be reached (stage: connect). It may be starting; try again shortly.",
             retry_after=2,
         )
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+    if isinstance(error, ConnectionLost):
         return "first_byte", ApiError(
             502,
             "upstream_error",

@@ -10,10 +10,9 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-import aiohttp
-
 from gateway.upstreams.balance import Balancer, Upkeep
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.http1 import UpstreamFault
 from gateway.upstreams.router import Upstream
 
 INTERVAL_SECONDS = 2.0
@@ -58,6 +57,6 @@ class HealthChecks:
                 status = await self._client.check(upstream)
         except TimeoutError:
             return f"no answer within {TIMEOUT_SECONDS:g} s"
-        except (aiohttp.ClientError, OSError) as error:
+        except UpstreamFault as error:
             return type(error).__name__
         return f"status {status}" if status >= 500 else None
