@@ -19,6 +19,7 @@ class Keys(Protocol):
     def create(self, asked: Record) -> Record: ...
     def list(self) -> list[Record]: ...
     def show(self, id_or_alias: str) -> Record: ...
+    def alter(self, id_or_alias: str, change: Record) -> Record: ...
     def rotate(self, id_or_alias: str, grace_seconds: float) -> Record: ...
     def revoke(self, id_or_alias: str) -> Record: ...
     def plans(self) -> Record: ...
@@ -74,6 +75,19 @@ class StoredKeys:
         record: Record = self._doing(lambda: self._store.show(id_or_alias)).public()
         return record
 
+    def alter(self, id_or_alias: str, change: Record) -> Record:
+        from gateway.keys.changes import KeyChange
+        from gateway.keys.plans import check_plan
+
+        def alter() -> Record:
+            check_plan(self._settings, change.get("plan"))
+            fields: Record = {**change, **{name: tuple(change[name]) for name in ("models", "tags") if name in change}}
+            found: Record = self._store.alter(id_or_alias, KeyChange(**fields)).public()
+            return found
+
+        record: Record = self._doing(alter)
+        return record
+
     def rotate(self, id_or_alias: str, grace_seconds: float) -> Record:
         secret, record = self._doing(lambda: self._store.rotate(id_or_alias, grace_seconds))
         return {"secret": secret, **record.public()}
@@ -111,6 +125,9 @@ class GatewayKeys:
 
     def show(self, id_or_alias: str) -> Record:
         return self._client.request("GET", _path(id_or_alias))
+
+    def alter(self, id_or_alias: str, change: Record) -> Record:
+        return self._client.request("PATCH", _path(id_or_alias), json=change)
 
     def rotate(self, id_or_alias: str, grace_seconds: float) -> Record:
         return self._client.request("POST", _path(id_or_alias) + "/rotate", json={"grace_seconds": grace_seconds})

@@ -1,4 +1,4 @@
-"""`tokenline keys`: create, list, show, rotate and revoke tenant keys, and see what they used."""
+"""`tokenline keys`: create, list, show, set, rotate and revoke tenant keys, and see what they used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli import keys_set
 from cli.errors import EXIT_CODES, CliError, Exit
 from cli.key_access import Record, keys_of
 from cli.options import Config, Json, OpsUrl
@@ -14,7 +15,7 @@ from cli.options import Config, Json, OpsUrl
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Creates, lists, rotates and revokes the keys that apps use.",
+    help="Creates, lists, changes, rotates and revokes the keys that apps use.",
     epilog=f"""
 With --ops-url or TOKENLINE_OPS_URL a running gateway is asked (with the admin key from TOKENLINE_ADMIN_KEY or the
 state folder); otherwise the key store of the configuration is used directly. Either way a running gateway follows
@@ -169,6 +170,9 @@ def show(id_or_alias: Which, ops_url: OpsUrl = None, config: Config = None, as_j
         rows.append(("rotated", when(record["rotated_ns"])[:16]))
         rows.append(("old secret until", when(record["previous_until_ns"])[:16]))
     print_table(("what", "value"), rows)
+
+
+app.command(name="set", epilog=keys_set.EPILOG)(keys_set.set_key)
 
 
 @app.command(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Body, HTTPException, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.keys.changes import MAX_GRACE_SECONDS, AliasInUse, KeyNotFound
+from gateway.keys.changes import MAX_GRACE_SECONDS, AliasInUse, KeyChange, KeyNotFound
 from gateway.keys.limits import Limits
 from gateway.keys.plans import check_plan, shown_plans
 from gateway.keys.record import NewKey
@@ -40,6 +40,24 @@ class KeyAsked(BaseModel):
         return NewKey(**fields, limits=Limits(**self.limits.model_dump()))
 
 
+class Change(BaseModel):
+    """What becomes different about a key: what is left out stays, null takes away."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    alias: str = Field("", min_length=1, max_length=128)
+    team: str | None = Field(None, max_length=128)
+    models: tuple[str, ...] = Field((), description="Empty: all.")
+    expires_ns: int | None = Field(None, gt=0, lt=2**63, description="Nanoseconds since 1970 UTC.")
+    plan: str | None = Field(None, max_length=128)
+    limits: PlanSettings = Field(PlanSettings(), description="Those that are left out stay; null: the plan's.")
+    tags: tuple[str, ...] = ()
+
+    def as_key_change(self) -> KeyChange:
+        """With what was given alone."""
+        return KeyChange(**self.model_dump(exclude_unset=True))
+
+
 class Rotation(BaseModel):
     """How a key is rotated."""
 
@@ -49,7 +67,7 @@ class Rotation(BaseModel):
 
 
 def keys_router(settings: Settings) -> APIRouter:
-    """Routes /keys (list, create, show, rotate, revoke), /plans and /usage."""
+    """Routes /keys (list, create, show, alter, rotate, revoke), /plans and /usage."""
     router = APIRouter(tags=["keys"])
     store = open_store(settings)
     _add_key_routes(router, settings, store)
@@ -83,6 +101,14 @@ def _add_key_routes(router: APIRouter, settings: Settings, store: Keys) -> None:
     @router.get("/keys/{id_or_alias}")
     def show_key(id_or_alias: str) -> dict[str, Any]:
         return _asked(lambda: store.show(id_or_alias)).public()
+
+    @router.patch("/keys/{id_or_alias}")
+    def alter_key(id_or_alias: str, change: Annotated[Change, Body()]) -> dict[str, Any]:
+        def alter() -> dict[str, Any]:
+            check_plan(settings, change.plan)
+            return store.alter(id_or_alias, change.as_key_change()).public()
+
+        return _asked(alter)
 
     @router.post("/keys/{id_or_alias}/rotate")
     def rotate_key(id_or_alias: str, how: Annotated[Rotation, Body()]) -> dict[str, Any]:

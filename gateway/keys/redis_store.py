@@ -16,7 +16,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from gateway.keys.changes import StoreUnreachable, alias_in_use, key_not_found, made, revoked, rotated
+from gateway.keys.changes import (
+    KeyChange,
+    StoreUnreachable,
+    alias_in_use,
+    altered,
+    key_not_found,
+    made,
+    revoked,
+    rotated,
+)
 from gateway.keys.record import KeyRecord, NewKey
 from settings.schema import RedisSettings
 
@@ -64,6 +73,10 @@ class RedisKeyStore:
     def show(self, id_or_alias: str) -> KeyRecord:
         """The key with this id or alias; of several with one alias the one that works. Raises KeyNotFound."""
         return _named(self.list(), id_or_alias)
+
+    def alter(self, id_or_alias: str, change: KeyChange) -> KeyRecord:
+        """Changes what a key may do. Raises KeyNotFound, AliasInUse, ValueError."""
+        return self._change(lambda found: ("", altered(_named(found, id_or_alias), change, found)))[1]
 
     def rotate(self, id_or_alias: str, grace_seconds: float) -> tuple[str, KeyRecord]:
         """A new secret for a key: (secret, record); the old one works on for the grace period. Raises KeyNotFound,

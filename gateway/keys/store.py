@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec import UnsetType
 
-from gateway.keys.changes import alias_in_use, key_not_found, made, revoked, rotated
+from gateway.keys.changes import KeyChange, alias_in_use, altered, key_not_found, made, revoked, rotated
 from gateway.keys.limits import Limits
 from gateway.keys.record import KeyRecord, NewKey
 from gateway.keys.schema import bring_up
@@ -22,7 +23,7 @@ _AS_JSON = frozenset({"models", "limits", "tags"})
 
 
 class KeyStore:
-    """Creates, lists, finds, rotates and revokes keys. Raises sqlite3.Error when the file can't be used."""
+    """Creates, lists, finds, alters, rotates and revokes keys. Raises sqlite3.Error when the file can't be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -71,6 +72,17 @@ class KeyStore:
         """The key with this id or alias; of several with one alias the one that works. Raises KeyNotFound."""
         with self._connection() as db:
             return self._named(db, id_or_alias)
+
+    def alter(self, id_or_alias: str, change: KeyChange) -> KeyRecord:
+        """Changes what a key may do. Raises KeyNotFound, AliasInUse, ValueError."""
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            before = self._named(db, id_or_alias)
+            alias = before.alias if isinstance(change.alias, UnsetType) else change.alias
+            same_alias = db.execute(f"SELECT {_NAMES} FROM keys WHERE alias = ?", (alias,)).fetchall()  # noqa: S608
+            record = altered(before, change, map(_record, same_alias))
+            self._write(db, record)
+        return record
 
     def rotate(self, id_or_alias: str, grace_seconds: float) -> tuple[str, KeyRecord]:
         """A new secret for a key: (secret, record); the old one works on for the grace period. Raises KeyNotFound,

@@ -1,4 +1,4 @@
-"""What every integration test may use: an observer, and a backend that it exports to."""
+"""What every integration test may use: an observer, a backend that it exports to, a Redis."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from observer_rig import (
     ObserverProcess,
     Start,
 )
+from redis_rig import RedisServer, redis_server
 
 
 @pytest.fixture
@@ -40,3 +41,16 @@ def backend() -> Iterator[Backend]:
     made = Backend()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def redis_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def redis_alone(redis_running: RedisServer) -> RedisServer:
+    """The server with nothing in it."""
+    redis_running.client().flushall()
+    return redis_running

@@ -83,6 +83,42 @@ def test_a_key_has_a_plan_limits_and_tags_and_is_rotated(client: TestClient) -> 
     assert client.post("/keys/app/rotate", json={}).status_code == 422
 
 
+def test_a_key_is_changed_where_it_is_asked_for_and_stays_as_it_is_elsewhere(client: TestClient) -> None:
+    asked = {"alias": "app", "team": "t", "models": ["m"], "limits": {"tokens_per_day": 5, "requests_per_minute": 6}}
+    made = client.post("/keys", json=asked).json()
+    changed = client.patch(f"/keys/{made['id']}", json={"plan": "free", "limits": {"requests_per_minute": 60}}).json()
+    assert {name: changed[name] for name in ("id", "team", "models", "plan", "limits")} == {
+        "id": made["id"], "team": "t", "models": ["m"], "plan": "free",
+        "limits": {"tokens_per_day": 5, "requests_per_minute": 60},
+    }  # fmt: skip
+    nothing = {"plan": None, "team": None, "models": [], "limits": {"tokens_per_day": None}, "alias": "new"}
+    changed = client.patch("/keys/app", json=nothing).json()
+    assert (changed["plan"], changed["team"], changed["models"]) == (None, None, [])
+    assert changed["limits"] == {"requests_per_minute": 60}
+    assert client.get("/keys/new").json() == changed
+    assert "secret" not in changed
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"alias": "other"}, 409),
+        ({"alias": ""}, 422),
+        ({"alias": None}, 422),
+        ({"plan": "gone"}, 422),
+        ({"limits": {"requests_per_minute": 0}}, 422),
+        ({"limits": {"requests": 5}}, 422),
+        ({"secret": "sk-tl-mine"}, 422),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_and_changes_nothing(client: TestClient, change: dict, status: int) -> None:
+    client.post("/keys", json={"alias": "other"})
+    made = client.post("/keys", json={"alias": "app"}).json()
+    assert client.patch("/keys/app", json=change | {"team": "red"}).status_code == status
+    assert client.get(f"/keys/{made['id']}").json()["team"] is None
+    assert client.patch("/keys/nobody", json={}).status_code == 404
+
+
 def test_plans_are_listed(client: TestClient) -> None:
     assert client.get("/plans").json() == {
         "plans": [{"name": "free", "limits": {"requests_per_minute": 60}}],
