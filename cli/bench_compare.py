@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.errors import EXIT_CODES, CliError, Exit
-from cli.options import Json
+from cli.options import Json, OpsUrl
 
 if TYPE_CHECKING:
     from loadtest.compare import Difference
@@ -19,6 +19,10 @@ difference B - A with 99 % confidence (bootstrap); a difference whose interval h
 not sure, one of less than 2 % is none.
 Runs of another base_url, key or model are not compared unless --anyway says so.
 
+--live compares with the gateway's traffic of the same model and prompt sizes, without load tests. Model, traffic, link,
+engine and gateway are each told to be changed, unchanged or unknown, with what was measured. `traffic` changed when
+lengths or company did; `engine` when requests of like length in like company took longer.
+
 --fail-on ends with exit code 1 when a difference is beyond its limit and its interval does not hold 0.
 
 Examples:
@@ -26,6 +30,7 @@ Examples:
 \b
   tokenline bench compare 20260102-0304 last
   tokenline bench compare before.json after.json --fail-on 'ttft_p99>+10%' --fail-on 'tps<-5%'
+  tokenline bench compare 20260102-0304 --live 1h
   tokenline bench compare before.json last --json | jq '.differences[] | select(.verdict == "worse")'
 
 {EXIT_CODES}
@@ -34,18 +39,29 @@ Examples:
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="The run before.", show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="The run after.", show_default=False)],
+    b: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="The run after; not with --live.", show_default=False)
+    ] = None,
+    live: Annotated[
+        str | None,
+        typer.Option("--live", metavar="TIME", help="Instead of B: what the gateway served in this time, such as 1h."),
+    ] = None,
     fail_on: Annotated[
         list[str] | None, typer.Option("--fail-on", metavar="LIMIT", help="Such as 'ttft_p99>+10%'; may be repeated.")
     ] = None,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare though base_url, key or model are not the same.")
     ] = False,
+    ops_url: OpsUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Tells what differs between two runs, how sure that is, and which of the engine's stages moved."""
+    """Tells what differs between two runs, how sure that is, and which of the server's stages moved.
+
+    With --live: whether model, traffic, link or engine changed since the run, by the gateway's account of both.
+    """
     import random
 
+    from cli.bench_live import check_arguments, compare_with_live
     from cli.bench_options import read_kept
     from cli.output import print_json
     from loadtest.compare import compare as compare_runs
@@ -53,7 +69,12 @@ def compare(
     from loadtest.fail_on import broken, parse_rule
 
     rules = [parse_rule(text) for text in fail_on or []]
-    first, second = read_kept(a), read_kept(b)
+    check_arguments(b, live, fail_on)
+    first = read_kept(a)
+    if live is not None:
+        compare_with_live(first, live, ops_url, as_json=as_json)
+        return
+    second = read_kept(b or "")
     different = foreign(first, second)
     if different and not anyway:
         raise CliError(f"not comparable: {'; '.join(different)}. --anyway compares them all the same", Exit.USAGE)

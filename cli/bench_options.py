@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -12,6 +12,8 @@ import typer
 from cli.errors import CliError, Exit
 
 if TYPE_CHECKING:
+    from cli.ops import OpsClient
+    from loadtest.server_side import AskServer
     from loadtest.session import Asked
     from loadtest.settings import BenchSettings
     from loadtest.workload import Size
@@ -56,6 +58,14 @@ MetricsUrl = Annotated[
         "--metrics-url", metavar="URL", help="The engine's metrics page. [default: looked for at the endpoint]"
     ),
 ]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="NAME",
+        help="Hugging Face name or folder of the model's tokenizer. [default: the endpoint's /tokenize]",
+    ),
+]
 IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Ask for answers of full length (our engine, vLLM, SGLang).")
 ]
@@ -73,13 +83,40 @@ def settings_of(file: Path | None, flags: dict[str, Any], *, no_key: bool) -> Be
 
 
 def asked_of(
-    settings: BenchSettings, mix: str | None, lengths: tuple[int, int], metrics_url: str | None, slo: str | None = None
+    settings: BenchSettings,
+    mix: str | None,
+    lengths: tuple[int, int],
+    metrics_url: str | None,
+    slo: str | None = None,
+    ops_url: str | None = None,
 ) -> Asked:
     """What the endpoint will be asked, with the key out of the environment."""
     from loadtest.endpoint import key_of
     from loadtest.session import Asked
 
-    return Asked(settings, key_of(settings.api, os.environ), sizes_of(mix, lengths), metrics_url, slo_of(slo))
+    key = key_of(settings.api, os.environ)
+    if ops_url and not metrics_url:
+        metrics_url = ops_url.rstrip("/") + "/metrics"
+    return Asked(settings, key, sizes_of(mix, lengths), metrics_url, slo_of(slo), ask_server_of(ops_url))
+
+
+def ask_server_of(ops_url: str | None) -> AskServer:
+    """Asks the ops listener of the gateway, which is looked for only once a gateway has answered."""
+    client: OpsClient | None = None
+
+    def ask(ids: Sequence[str]) -> dict[str, Any]:
+        from cli.ops import ops_client
+        from loadtest.server_side import NotJoined
+
+        nonlocal client
+        try:
+            client = client or ops_client(ops_url, None)
+            found = client.request("POST", "/requests", json={"ids": list(ids)})["requests"]
+        except CliError as error:
+            raise NotJoined(str(error)) from None
+        return found if isinstance(found, dict) else {}
+
+    return ask
 
 
 def sizes_of(mix: str | None, lengths: tuple[int, int]) -> tuple[Size, ...]:

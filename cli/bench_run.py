@@ -22,9 +22,10 @@ from cli.bench_options import (
     PromptTokens,
     SettingsFile,
     ShortTokens,
+    Tokenizer,
 )
 from cli.errors import EXIT_CODES, Exit
-from cli.options import Json
+from cli.options import Json, OpsUrl
 
 EPILOG = f"""
 A stage counts its last two thirds: the tokens that arrived then, the requests that were due then. Nothing drains
@@ -89,7 +90,9 @@ def run(
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="TIME", help="One request with its retries. [default: 2m]")
     ] = None,
+    tokenizer: Tokenizer = None,
     metrics_url: MetricsUrl = None,
+    ops_url: OpsUrl = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of random arrivals. [default: 0]")] = None,
     as_json: Json = False,
 ) -> None:
@@ -123,11 +126,12 @@ def run(
         "workload.ignore_eos": ignore_eos or None,
         "workload.shared_prefix_tokens": shared_prefix_tokens,
         "workload.prompts": prompts,
+        "workload.tokenizer": tokenizer,
     }
     chosen = settings_of(settings, flags, no_key=no_key)
     load = chosen.load_test
     plan = parse_stages(stages, load.concurrency) if stages else (stage_of(load),)
-    asked = asked_of(chosen, mix, (short_tokens, long_tokens), metrics_url, slo)
+    asked = asked_of(chosen, mix, (short_tokens, long_tokens), metrics_url, slo, ops_url)
     check_archive()
     with live(plan) as tell:
         outcome = complete(lambda is_stopped: run_load(asked, plan, SystemClock(), is_stopped=is_stopped, tell=tell))

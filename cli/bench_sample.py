@@ -21,9 +21,10 @@ from cli.bench_options import (
     Prompts,
     SettingsFile,
     ShortTokens,
+    Tokenizer,
 )
 from cli.errors import EXIT_CODES, CliError, Exit
-from cli.options import Json
+from cli.options import Json, OpsUrl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +61,9 @@ def sample(
     model: BenchModel = None,
     max_output_tokens: MaxOutputTokens = None,
     ignore_eos: IgnoreEos = False,
+    tokenizer: Tokenizer = None,
     metrics_url: MetricsUrl = None,
+    ops_url: OpsUrl = None,
     as_json: Json = False,
 ) -> None:
     """Asks one request after another: TTFT, TPOT and total of each, percentiles, health.
@@ -80,13 +83,15 @@ def sample(
         "workload.max_output_tokens": max_output_tokens,
         "workload.ignore_eos": ignore_eos or None,
         "workload.prompts": prompts,
+        "workload.tokenizer": tokenizer,
     }
     chosen = settings_of(settings, flags, no_key=no_key)
     if not chosen.workload.stream:
         raise CliError(
             "workload.stream = false: a sampling measures TTFT and TPOT, which only streams have", Exit.USAGE
         )
-    asked = asked_of(chosen, None if chosen.workload.prompts else mix, (short_tokens, long_tokens), metrics_url)
+    sizes = None if chosen.workload.prompts else mix
+    asked = asked_of(chosen, sizes, (short_tokens, long_tokens), metrics_url, ops_url=ops_url)
     check_archive()
     show = _nothing if as_json else _line
     outcome = complete(lambda is_stopped: run_sample(asked, count, SystemClock(), is_stopped=is_stopped, show=show))
@@ -119,12 +124,13 @@ def _line(group: str, number: int, record: Record) -> None:
 def _show(run: dict[str, Any], file: Path) -> None:
     from rich.text import Text
 
-    from cli.bench_show import beside, figures_table, show_explained
+    from cli.bench_show import beside, figures_table, show_explained, show_server_stages
     from cli.output import console, say, say_notes
 
     out = console()
     out.print()
     out.print(figures_table([(stage["group"], stage) for stage in run["stages"]]))
+    show_server_stages([(stage["group"], stage) for stage in run["stages"]])
     for stage in run["stages"]:
         for line in beside(stage):
             out.print(f"{stage['group']}: {line}")

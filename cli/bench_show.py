@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cli.output import console, say, say_notes
 
+SMALLEST_SHOWN_MS = 0.05
 KEPT_APART = ("requests", "samples", "timeline")
 """In the archive's file, not in the answer: one entry for each request or moment."""
 
@@ -30,11 +31,31 @@ def show_run(run: dict[str, Any], file: Path) -> None:
         for line in beside(stage):
             out.print(f"  {line}")
     out.print(figures_table([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)]))
+    show_server_stages([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)])
     show_explained(run)
     say_notes(run["notes"])
     if run["stopped"]:
         say(f"ended before its time: {run['stopped']}")
     say(f"run {run['run']} is kept in {file}")
+
+
+def show_server_stages(named: list[tuple[str, dict[str, Any]]]) -> None:
+    """Where the time went by the server's own account, a column for each stage of load."""
+    told = [(name, stage["server_stages_ms"]) for name, stage in named if stage["server_stages_ms"]]
+    if not told:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("the server's stages, ms", no_wrap=True)
+    for name, _ in told:
+        table.add_column(f"{name} P50", justify="right", no_wrap=True)
+        table.add_column("P99", justify="right", no_wrap=True)
+    for server_stage in dict.fromkeys(one for _, stages in told for one in stages):
+        cells = [stages.get(server_stage, {}).get(figure) for _, stages in told for figure in ("p50", "p99")]
+        if any(value is not None and value >= SMALLEST_SHOWN_MS for value in cells):
+            table.add_row(server_stage, *(ms(value) for value in cells))
+    table.caption = f"stages of less than {SMALLEST_SHOWN_MS:g} ms are left out"
+    table.caption_justify = "left"
+    console().print(table)
 
 
 def show_explained(run: dict[str, Any]) -> None:

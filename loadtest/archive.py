@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.record import Record
+from loadtest.server_side import server_columns
 
 FORMAT = 1
 RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")
@@ -96,17 +97,8 @@ def columns(records: Sequence[Record], start_ns: int, stage_of: Any) -> dict[str
         "group": [record.group for record in records],
         "error": [record.fault.kind if record.fault else None for record in records],
         "request_id": [record.request_id for record in records],
-        **{
-            f"{name}_ms": [getattr(record.timings, field) if record.timings else None for record in records]
-            for name, field in _STAGE_FIELDS
-        },
+        **dict(server_columns(records)),
     }
-
-
-_STAGE_FIELDS = (
-    ("engine_tokenize", "tokenize_ms"), ("engine_queue", "queue_ms"), ("engine_prefill", "prompt_ms"),
-    ("engine_decode", "predicted_ms"),
-)  # fmt: skip
 
 
 def machine() -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Lexicon:
         return " ".join(words)
 
 
-async def calibrate(count: Count, at_once: int = 8) -> Lexicon:
+async def calibrate(count: Count, by: str = "the endpoint's /tokenize", at_once: int = 8) -> Lexicon:
     """Weighs the words by `count`, the tokens of a chat whose one message is a text. Passes on what `count` raises."""
     base = await count("the")
     gate = asyncio.Semaphore(at_once)
@@ -183,17 +183,17 @@ async def calibrate(count: Count, at_once: int = 8) -> Lexicon:
     weights = await asyncio.gather(*(weigh(word) for word in WORDS))
     costs = {word: int(weight) for word, weight in zip(WORDS, weights, strict=True) if weight >= 1 and weight % 1 == 0}
     if len(costs) < len(WORDS) // 2 or math.gcd(*costs.values()) > 1:
-        return approximate("the words' tokens don't add up by the endpoint's /tokenize")
+        return approximate(f"the words' tokens don't add up by {by}")
     # A text's first word has no space before it; what that saves is the same for all words that are kept.
     first = sorted(costs)[:PROOFS]
     without_space = [await count(word) - costs[word] for word in first]
     overhead = max(set(without_space), key=without_space.count)
-    lexicon = Lexicon(costs, overhead, True, "exact, by the endpoint's /tokenize")
+    lexicon = Lexicon(costs, overhead, True, f"exact, by {by}")
     rng = random.Random(0)  # noqa: S311
     for number in range(PROOFS):
         wanted = lexicon.least + 40 * (number + 1)
         if await count(lexicon.text(lexicon.words(wanted, rng))) != wanted + overhead:
-            return approximate("the words' tokens don't add up by the endpoint's /tokenize")
+            return approximate(f"the words' tokens don't add up by {by}")
     return lexicon
 
 

@@ -13,8 +13,10 @@ import msgspec
 from loadtest.endpoint import Endpoint
 from loadtest.record import Fault, Record
 from loadtest.settings import BenchSettings
-from loadtest.stream import StreamReader, check_tokens, shown, take_figures
+from loadtest.stream import StreamReader, check_tokens, shown, take_figures, take_text
 from loadtest.workload import Prompt
+from protocol.headers import REQUEST_ID, TOKENLINE_REQUEST_ID
+from protocol.ids import LOAD_TEST_PREFIX
 from protocol.openai import decode_answer, is_present
 from tracing.clock import Clock
 
@@ -34,6 +36,7 @@ class LoadClient:
         clock: Clock,
         rng: random.Random,
         on_tokens: Callable[[int], None] = lambda _events: None,
+        run_id: str = "unnamed",
     ) -> None:
         self._endpoint = endpoint
         self._model = model
@@ -41,6 +44,8 @@ class LoadClient:
         self._clock = clock
         self._rng = rng
         self._on_tokens = on_tokens
+        self._name = LOAD_TEST_PREFIX + run_id
+        self._asked = 0
 
     async def ask(self, prompt: Prompt, record: Record) -> None:
         """One request to its end; a failure is written into the record, never raised."""
@@ -71,12 +76,14 @@ class LoadClient:
 
     async def _try(self, body: bytes, record: Record) -> Fault | None:
         record.sent_ns = record.sent_ns or self._clock.mono_ns()
+        self._asked += 1
+        # A name of its own tells a gateway, and whoever reads its log, that nobody waits for this answer.
+        headers = {**self._endpoint.headers, REQUEST_ID: f"{self._name}-{self._asked}"}
         try:
-            async with self._endpoint.session.post(
-                self._endpoint.chat_url, data=body, headers=self._endpoint.headers
-            ) as response:
+            async with self._endpoint.session.post(self._endpoint.chat_url, data=body, headers=headers) as response:
                 record.first_byte_ns = self._clock.mono_ns()
-                record.request_id = response.headers.get("x-request-id")
+                record.gateway_id = response.headers.get(TOKENLINE_REQUEST_ID)
+                record.request_id = record.gateway_id or response.headers.get(REQUEST_ID)
                 if response.status != 200:
                     return await _refusal(response)
                 if self._settings.workload.stream:
@@ -115,6 +122,8 @@ class LoadClient:
             # One arrival of all tokens at once; a whole answer has no first token.
             record.token_events.append(now_ns)
             self._on_tokens(1)
+            for choice in answer.choices:
+                take_text(record, choice)
         take_figures(record, answer)
         fault = check_tokens(record)
         record.oddities.discard("several_tokens_in_an_event")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loadtest.figures import quantile, rounded
+from loadtest.server_side import LATE_STAGES, STAGE_ORDER
 
 TRIPLE = ("base_url", "key_fingerprint", "model")
 """What stays fixed while one searches: runs that differ in it are of two different things."""
@@ -23,7 +24,6 @@ LATENCIES = {
     "ttft_from_sent": ("sent_us", "first_token_us"),
     "e2e": ("scheduled_us", "end_us"),
 }
-ENGINE_STAGES = ("engine_tokenize", "engine_queue", "engine_prefill", "engine_decode")
 MORE_IS_BETTER = ("tps", "rps")
 
 
@@ -48,6 +48,12 @@ class Difference(msgspec.Struct, frozen=True):
         return self.change / self.a if self.a else None
 
     @property
+    def server_stage(self) -> str | None:
+        """The stage of the timeline that it is of; None: a figure of the client's."""
+        name = self.metric.removesuffix("_p50")
+        return name if name in STAGE_ORDER else None
+
+    @property
     def is_sure(self) -> bool:
         """The interval does not hold 0, and the difference is not too small to matter."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high and not self.is_small
@@ -64,7 +70,7 @@ class Difference(msgspec.Struct, frozen=True):
             return "too little to say"
         if not self.is_sure:
             return "no difference" if self.is_small else "not sure"
-        if self.metric.startswith(ENGINE_STAGES):
+        if self.server_stage:
             return "longer" if self.change > 0 else "shorter"
         return "better" if (self.change > 0) == (self.metric in MORE_IS_BETTER) else "worse"
 
@@ -93,9 +99,9 @@ def compare(a: dict[str, Any], b: dict[str, Any], rng: random.Random) -> list[Di
     for name, at_a, at_b in pairs(a, b):
         values_a, values_b = samples(a, at_a), samples(b, at_b)
         for metric, first in values_a.items():
-            second = values_b[metric]
+            second = values_b.get(metric)
             if first and second:
-                found += [_of_quantile(name, metric, first, second, label, rng) for label in _labels(metric)]
+                found += [quantile_difference(name, metric, first, second, label, rng) for label in _labels(metric)]
         found = [_as_part(difference, values_a) for difference in found]
         found += _rates(name, a, b, at_a, at_b, rng)
     return found
@@ -131,8 +137,9 @@ def samples(run: dict[str, Any], place: int) -> dict[str, list[float]]:
             (after - before) / 1e3 for before, after in times if before is not None and after is not None
         )
     found["tpot"] = sorted(_tpots(requests, counted))
-    for stage in ENGINE_STAGES:
-        found[stage] = sorted(value for at in counted if (value := requests[f"{stage}_ms"][at]) is not None)
+    for stage in STAGE_ORDER:
+        if column := requests.get(f"{stage}_ms"):
+            found[stage] = sorted(value for at in counted if (value := column[at]) is not None)
     return found
 
 
@@ -150,20 +157,22 @@ def _counts(run: dict[str, Any], place: int, at: int) -> bool:
 
 
 def _labels(metric: str) -> tuple[str, ...]:
-    return ("p50",) if metric in ENGINE_STAGES else tuple(QUANTILES)
+    return ("p50",) if metric in STAGE_ORDER else tuple(QUANTILES)
 
 
 def _as_part(difference: Difference, values: dict[str, list[float]]) -> Difference:
-    if difference.whole is not None or not difference.metric.startswith(ENGINE_STAGES):
+    stage = difference.server_stage
+    if difference.whole is not None or stage is None:
         return difference
-    whole = values["e2e"] if difference.metric.startswith("engine_decode") else values["ttft"] or values["e2e"]
+    whole = values["e2e"] if stage in LATE_STAGES else values["ttft"] or values["e2e"]
     return msgspec.structs.replace(difference, whole=quantile(whole, 0.5) if whole else None)
 
 
-def _of_quantile(
+def quantile_difference(
     stage: str, metric: str, a: Sequence[float], b: Sequence[float], label: str, rng: random.Random
 ) -> Difference:
     share = QUANTILES[label]
+    """One quantile (a key of QUANTILES) of two samples in order, with the interval of b - a."""
     interval = None
     if min(len(a), len(b)) >= FEWEST:
         interval = _interval(lambda: resampled(b, share, rng) - resampled(a, share, rng))
@@ -236,11 +245,15 @@ def _difference(stage: str, metric: str, a: float, b: float, interval: tuple[flo
 
 
 def moved(differences: Sequence[Difference]) -> dict[str, Difference]:
-    """For each stage of load: the server's stage whose median moved most, where one surely did."""
-    found: dict[str, Difference] = {}
+    """For each stage of load: the server's stage whose median moved most, where one surely did.
+
+    `streaming` gives way to the engine's decode, which lies inside it, where that has moved as well.
+    """
+    found: dict[str, dict[str, Difference]] = {}
     for difference in differences:
-        if difference.metric.startswith(ENGINE_STAGES) and difference.is_sure:
-            best = found.get(difference.stage)
-            if best is None or abs(difference.change) > abs(best.change):
-                found[difference.stage] = difference
-    return found
+        if difference.server_stage and difference.is_sure:
+            found.setdefault(difference.stage, {})[difference.server_stage] = difference
+    for sure in found.values():
+        if "engine_decode" in sure:
+            sure.pop("streaming", None)
+    return {stage: max(sure.values(), key=lambda one: abs(one.change)) for stage, sure in found.items()}

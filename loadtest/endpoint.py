@@ -67,13 +67,12 @@ class Endpoint:
             f"{self.base_url} serves {len(found)} models; name one with --model: {', '.join(found[:20])}"
         )
 
-    async def count_tokens(self, model: str, text: str) -> int:
-        """Tokens of a chat of one message, by the server's own tokenizer. Raises NotAnswered where it has none."""
-        body = {"model": model, "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
+    async def count_tokens(self, model: str, **what: Any) -> int:
+        """Tokens of `messages` or of a `prompt` by the server's own tokenizer. Raises NotAnswered where it has none."""
         # vLLM serves it beside /v1, a gateway under its own prefix.
-        answer = await self._ask("POST", self._prefix.removesuffix("/v1") + "/tokenize", body)
+        answer = await self._ask("POST", self._prefix.removesuffix("/v1") + "/tokenize", {"model": model, **what})
         count = answer.get("count") if isinstance(answer, dict) else None
-        if not isinstance(count, int) or count < 1:
+        if not isinstance(count, int) or count < 0:
             raise NotAnswered("/tokenize answered without a count")
         return count
 

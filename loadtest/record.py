@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from protocol.timings import Timings
+
+if TYPE_CHECKING:
+    from loadtest.server_side import ServerSide
 
 ERRORS = {
     "unreachable": "no connection to the server",
@@ -27,7 +31,7 @@ ERRORS = {
 """Every kind of failure, with what it means."""
 
 ODDITIES = {
-    "no_usage": "no usage in the answer: tokens are counted by events",
+    "no_usage": "no usage in the answer: tokens are counted by tokenizer or by events, token_counts says which",
     "no_done": "the stream ended without [DONE]",
     "several_tokens_in_an_event": "fewer events than tokens: gaps are between events, not between tokens",
     "late_usage_only": "usage says tokens that no event showed",
@@ -69,15 +73,27 @@ class Record:
     cached_tokens: int | None = None
     usage_tokens: int | None = None
     """Output tokens by the server's usage, less reasoning that was not streamed."""
+    counted_tokens: int | None = None
+    """Output tokens by a tokenizer, where usage did not say."""
+    counted_by: str | None = None
+    text: list[str] | None = field(default_factory=list)
+    """What the answer said, for the tokenizer; None: usage told, or it was no plain text."""
     oddities: set[str] = field(default_factory=set)
     timings: Timings | None = None
     """What an engine told of the request in band."""
     request_id: str | None = None
+    """As `tokenline why` takes it, where there is a Tokenline gateway; else what the server calls the request."""
+    gateway_id: str | None = None
+    """The id that a Tokenline gateway gave it."""
+    server: ServerSide | None = None
+    """The gateway's own account, once it was joined."""
 
     @property
     def output_tokens(self) -> int:
-        """By usage, else by events."""
-        return len(self.token_events) if self.usage_tokens is None else self.usage_tokens
+        """By usage, else by tokenizer, else by events."""
+        if self.usage_tokens is not None:
+            return self.usage_tokens
+        return len(self.token_events) if self.counted_tokens is None else self.counted_tokens
 
     @property
     def is_good(self) -> bool:

@@ -14,7 +14,16 @@ from loadtest.driver import Driver, Progress
 from loadtest.limits import raise_open_files
 from loadtest.monitor import LATE_LIMIT_MS, Monitor
 from loadtest.record import Record
-from loadtest.session import Asked, Session, explained, heading, length_notes, open_bench, token_counts
+from loadtest.session import (
+    Asked,
+    Session,
+    complete_records,
+    explained,
+    heading,
+    length_notes,
+    open_bench,
+    token_counts,
+)
 from loadtest.stages import Stage, Window
 from loadtest.tally import tally, within
 from tracing.clock import Clock
@@ -45,7 +54,7 @@ async def run_load(
         def on_tokens(events: int) -> None:
             progress.token_events += events
 
-        client = LoadClient(session.endpoint, session.model, settings, clock, rng, on_tokens)
+        client = LoadClient(session.endpoint, session.model, settings, clock, rng, on_tokens, run["run"])
         driver = Driver(
             client, stages, session.prompts, settings.load_test, clock, progress, settings.api.timeout_seconds
         )
@@ -57,6 +66,7 @@ async def run_load(
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+        session.notes += await complete_records(session, driver.records)
         return {**run, **_outcome(session, stages, driver, monitor)}
 
 

@@ -16,7 +16,16 @@ from loadtest.driver import Progress
 from loadtest.health import health
 from loadtest.monitor import Monitor
 from loadtest.record import Record
-from loadtest.session import Asked, Session, explained, heading, length_notes, open_bench, token_counts
+from loadtest.session import (
+    Asked,
+    Session,
+    complete_records,
+    explained,
+    heading,
+    length_notes,
+    open_bench,
+    token_counts,
+)
 from loadtest.stages import Stage, Window
 from loadtest.tally import tally, within
 from loadtest.workload import FilePrompts, Maker
@@ -38,7 +47,7 @@ async def run_sample(
     async with open_bench(asked, rng) as session:
         run = heading(session, "sample", clock)
         progress = Progress(started_ns=clock.mono_ns())
-        client = LoadClient(session.endpoint, session.model, settings, clock, rng)
+        client = LoadClient(session.endpoint, session.model, settings, clock, rng, run_id=run["run"])
         monitor = Monitor(progress, clock, settings.metrics.sample_interval_ms, session.page)
         watching = asyncio.create_task(monitor.run())
         sampler = _Sampler(client, clock, is_stopped, show)
@@ -49,6 +58,7 @@ async def run_sample(
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+        session.notes += await complete_records(session, [record for *_, found in sampler.groups for record in found])
         return {**run, **_outcome(session, sampler, monitor, progress.started_ns)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from loadtest.calibration import Lexicon, approximate, calibrate
 from loadtest.endpoint import Endpoint, NotAnswered, fingerprint, open_session
 from loadtest.page import MetricsPage, find_page
 from loadtest.record import ERRORS, ODDITIES, Record
+from loadtest.server_side import AskServer, join_server
 from loadtest.settings import BenchSettings
+from loadtest.tokenizer import EndpointTokenizer, LocalTokenizer, Tokenizer, count_answers
 from loadtest.workload import FilePrompts, MadePrompts, Size, read_prompts
 from tracing.clock import Clock
 
@@ -29,6 +32,8 @@ class Asked:
     """The mix of made prompts; empty: all of workload.prompt_tokens."""
     metrics_url: str | None = None
     slo_ms: Mapping[str, float] = field(default_factory=dict)
+    ask_server: AskServer | None = None
+    """Asks the gateway's ops listener, where the endpoint turns out to be one of ours."""
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Session:
     lengths: str
     page: MetricsPage | None
     notes: list[str]
+    tokenizer: Tokenizer
 
 
 @asynccontextmanager
@@ -52,11 +58,12 @@ async def open_bench(asked: Asked, rng: random.Random) -> AsyncIterator[Session]
         endpoint = Endpoint(settings.api, asked.key, http)
         notes: list[str] = []
         model = await endpoint.model(settings.api.model)
+        tokenizer = tokenizer_of(settings.workload.tokenizer, endpoint, model)
         if settings.workload.prompts:
             prompts: MadePrompts | FilePrompts = read_prompts(Path(settings.workload.prompts))
             lengths = f"as they are in {settings.workload.prompts}"
         else:
-            lexicon = await _lexicon(endpoint, model)
+            lexicon = await _lexicon(tokenizer)
             sizes = asked.sizes or (Size("", settings.workload.prompt_tokens),)
             prompts = MadePrompts(lexicon, sizes, settings.workload.shared_prefix_tokens, rng)
             lengths = lexicon.how
@@ -70,12 +77,17 @@ async def open_bench(asked: Asked, rng: random.Random) -> AsyncIterator[Session]
                 notes.append(
                     f"no engine's figures at {where}: utilisation is not sampled (--metrics-url names the page)"
                 )
-        yield Session(asked, endpoint, model, prompts, lengths, page, notes)
+        yield Session(asked, endpoint, model, prompts, lengths, page, notes, tokenizer)
 
 
-async def _lexicon(endpoint: Endpoint, model: str) -> Lexicon:
+def tokenizer_of(source: str | None, endpoint: Endpoint, model: str) -> Tokenizer:
+    """The one that was named, else the server's own. Raises SettingsError."""
+    return LocalTokenizer(source) if source else EndpointTokenizer(endpoint, model)
+
+
+async def _lexicon(tokenizer: Tokenizer) -> Lexicon:
     try:
-        return await calibrate(lambda text: endpoint.count_tokens(model, text))
+        return await calibrate(tokenizer.of_chat, tokenizer.name)
     except NotAnswered as error:
         return approximate(str(error))
 
@@ -101,15 +113,20 @@ def heading(session: Session, kind: str, clock: Clock) -> dict[str, Any]:
     }
 
 
+async def complete_records(session: Session, records: Sequence[Record]) -> list[str]:
+    """What only others know of requests that have ended: tokens that usage did not tell, the gateway's stages."""
+    await count_answers(records, session.tokenizer)
+    return await join_server(records, session.asked.ask_server)
+
+
 def token_counts(records: Sequence[Record]) -> str:
     """Where the output token counts come from, in words."""
     good = [record for record in records if record.is_good]
-    without = sum(record.usage_tokens is None for record in good)
     if not good:
         return "none"
-    if not without:
-        return "usage"
-    return "events" if without == len(good) else f"usage, but events in {without} of {len(good)} requests"
+    sources = Counter("usage" if r.usage_tokens is not None else r.counted_by or "events" for r in good)
+    (first, _), *others = sources.most_common()
+    return first + "".join(f", but {name} in {count} of {len(good)} requests" for name, count in others)
 
 
 def length_notes(session: Session, records: Sequence[Record]) -> list[str]:

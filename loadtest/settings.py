@@ -71,6 +71,8 @@ class Workload(_Section):
     """Asks engines that know it (ours, vLLM, SGLang) to answer to the last token allowed."""
     shared_prefix_tokens: int = Field(0, ge=0)
     """So much of each prompt's beginning is the same; 0: no two prompts begin alike."""
+    tokenizer: str | None = None
+    """Hugging Face name or folder of the model's tokenizer; None: the endpoint's /tokenize, where it has one."""
     prompts: str | None = None
     """A JSONL or ShareGPT-shaped file in place of made prompts."""
 

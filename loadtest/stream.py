@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from loadtest.record import Fault, Record
-from protocol.openai import Answer, Usage, decode_answer, decode_usage, is_present
+from protocol.openai import Answer, Choice, Usage, decode_answer, decode_usage, is_present
 from protocol.sse import EventSplitter, EventTooLarge, event_data
 from protocol.timings import Timings
 
@@ -66,6 +68,7 @@ class StreamReader:
                     record.first_token_ns = now_ns
                 record.last_token_ns = now_ns
                 record.token_events.append(now_ns)
+                take_text(record, choice)
             if choice.finish_reason:
                 self._is_finished = True
                 if record.first_token_ns:
@@ -87,9 +90,28 @@ def take_figures(record: Record, answer: Answer) -> None:
             record.timings = None
 
 
+def take_text(record: Record, choice: Choice) -> None:
+    """Keeps what was said until it is known whether usage tells the tokens; tool calls are no text to be counted."""
+    if record.text is None:
+        return
+    said = choice.delta or choice.message
+    if said is None:
+        pieces: tuple[Any, ...] = (choice.text,)
+    elif said.tool_calls or said.function_call:
+        pieces = (None,)
+    else:
+        pieces = tuple(filter(None, (said.reasoning_content or said.reasoning, said.content, said.refusal)))
+    if all(isinstance(piece, str) for piece in pieces):
+        record.text += pieces
+    else:
+        record.text = None
+
+
 def check_tokens(record: Record) -> Fault | None:
     """After the end of a good answer: whether it had tokens, and how they could be counted."""
     events = len(record.token_events)
+    if record.usage_tokens is not None:
+        record.text = None
     if record.usage_tokens is None:
         record.oddities.add("no_usage")
     elif 0 < events < record.usage_tokens:

@@ -10,15 +10,10 @@ from typing import Any
 from loadtest.figures import rounded, spread
 from loadtest.monitor import BUSY_SHARE, LAG_LIMIT_MS, Monitor
 from loadtest.record import Record
+from loadtest.server_side import STAGE_ORDER, stages_ms
 from loadtest.settings import Metrics
 from loadtest.stages import Stage, Window
 from loadtest.tail import tail
-
-ENGINE_STAGES = {
-    "engine_tokenize": "tokenize_ms", "engine_queue": "queue_ms", "engine_prefill": "prompt_ms",
-    "engine_decode": "predicted_ms",
-}  # fmt: skip
-"""Stages that an engine told in band, by the names of the timeline."""
 
 
 def tally(
@@ -109,11 +104,10 @@ def _meets(record: Record, slo_ms: Mapping[str, float]) -> bool:
 
 
 def server_stages(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Where the time went by the engine's own account, for the requests that brought one."""
-    told = [record.timings for record in records if record.timings is not None]
-    if not told:
-        return None
-    return {name: spread(getattr(timings, field) for timings in told) for name, field in ENGINE_STAGES.items()}
+    """Where the time went by the server's own account, stage by stage in the order of time; None: it gave none."""
+    told = [stages_ms(record) for record in records]
+    seen = {name for one in told for name in one}
+    return {name: spread(one.get(name) for one in told) for name in STAGE_ORDER if name in seen} or None
 
 
 def engine_figures(monitor: Monitor, window: Window) -> dict[str, Any] | None:

@@ -124,7 +124,8 @@ async def test_a_sampling_shows_every_request_and_its_health(tmp_path):
     told = json.loads(out)
     assert [stage["group"] for stage in told["stages"]] == ["file"]
     assert told["stages"][0]["requests"] == 20
-    assert {rule["result"] for rule in told["health"]} <= {"pass", "watch", "fail"}
+    assert {rule["rule"].split()[1] for rule in told["health"]} == {"TTFT", "TPOT", "request"}
+    assert {rule["result"] for rule in told["health"] if "TTFT" in rule["rule"]} <= {"pass", "watch", "fail"}
     assert code == int(any(rule["result"] == "fail" for rule in told["health"]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from judging import delayed
-from observer_rig import ObserverProcess, Start, WorkerLink, here
+from observer_rig import ADMIN_KEY, ObserverProcess, Start, WorkerLink, here
 
 from tracing.ledger import Closed
 
@@ -45,6 +45,15 @@ def test_the_list_and_the_window_name_the_cause(start: Start) -> None:
     assert observer.admin("/window", window="5m", model="other").json()["requests"] == 0
     assert observer.admin("/window", window="soon").status_code == 422
     assert observer.admin("/window", key=None).status_code == 401
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    asked = observer.http.post("/admin/v1/requests", json={"ids": ["req_1000", "no-such"]}, headers=headers)
+    assert asked.json()["requests"].keys() == {"req_1000"}
+    assert asked.json()["requests"]["req_1000"]["stages_ms"]["engine_queue"] > 500
+    too_many = observer.http.post("/admin/v1/requests", json={"ids": ["x"] * 1001}, headers=headers)
+    assert too_many.status_code == 422
+    live = observer.admin("/live", window="5m", model="m").json()
+    assert (live["requests"], live["load_tests_left_out"], len(live["samples"])) == (41, 0, 41)
+    assert observer.admin("/live", key=None).status_code == 401
 
 
 def test_what_is_usual_outlives_a_restart(start: Start) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from tracing.observer.admin_key import is_key, offered_key
 from tracing.observer.core import Observer
 from tracing.observer.lookup import requests_with_id, slowest_requests
+from tracing.observer.samples import MAX_IDS, live_samples, samples_of
 from tracing.observer.scrape import MetricsPage
 from tracing.observer.texts import Language
 from tracing.observer.window_verdict import window_verdict
@@ -83,6 +84,11 @@ def _request_routes(observer: Observer) -> APIRouter:
             )
         return {"matches": matches}
 
+    @router.post("/requests")
+    async def named(ids: Annotated[list[str], Body(embed=True, max_length=MAX_IDS)]) -> dict[str, Any]:
+        """Figures and stages of the requests with these `x-tokenline-request-id`s, those that are known, by id."""
+        return {"requests": await samples_of(observer, ids)}
+
     @router.get("/slow")
     async def slow(
         window: str = "1h",
@@ -109,6 +115,14 @@ def _request_routes(observer: Observer) -> APIRouter:
         """What the slowest requests of the window have that the others have not."""
         try:
             return await window_verdict(observer, window, model, lang)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+
+    @router.get("/live")
+    async def live(window: str = "1h", model: str | None = None) -> dict[str, Any]:
+        """Samples of what ended well in the window, without load tests: what `bench compare A --live` reads."""
+        try:
+            return await live_samples(observer, window, model)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
 

@@ -12,7 +12,7 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,8 @@ TRIM_SECONDS = 60
 """How often the age of what is stored is looked at."""
 MAX_TRIM = 5_000
 """Rows that leave for their age in one transaction, so that none takes long."""
+MAX_NAMED = 500
+"""Ids that are asked for in one query."""
 LOG_SECONDS = 60
 """Between two lines of the log about the same fault."""
 
@@ -175,6 +177,19 @@ class Store:
         for row in self._rows(query, {"id": any_id}):
             found.setdefault(row.ledger.request_id, row)
         return sorted(found.values(), key=lambda row: row.ledger.wall_ns)
+
+    def named(self, request_ids: Sequence[str]) -> list[Row]:
+        """The requests with these ids of ours, in no order; those that are not known are missing."""
+        wanted = set(request_ids)
+        found = {row.ledger.request_id: row for row in self._queued_rows() if row.ledger.request_id in wanted}
+        left = sorted(wanted - found.keys())
+        for first in range(0, len(left), MAX_NAMED):
+            chunk = {f"id{number}": one for number, one in enumerate(left[first : first + MAX_NAMED])}
+            marks = ", ".join(f":{name}" for name in chunk)
+            query = f"SELECT body FROM requests WHERE request_id IN ({marks})"  # noqa: S608  only names of ours
+            for row in self._rows(query, dict(chunk)):
+                found.setdefault(row.ledger.request_id, row)
+        return list(found.values())
 
     def slow(
         self,

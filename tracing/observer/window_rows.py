@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from protocol.ids import LOAD_TEST_PREFIX
 from tracing.observer.rows import Row, decode_row
 
 MAX_ROWS = 100_000
@@ -20,6 +21,8 @@ MAX_WHOLE = 4_000
 LOAD_NS = 10_000_000_000
 """Load: requests that began within this long before, 10 s."""
 _CHUNK = 500
+_IS_LOAD_TEST = f"coalesce(client_request_id GLOB '{LOAD_TEST_PREFIX}*', 0)"
+"""Load tests name their requests (see protocol/ids.py)."""
 
 
 class Line(NamedTuple):
@@ -45,13 +48,16 @@ class Crowd(NamedTuple):
 class WindowRows:
     """Reads one window, once."""
 
-    def __init__(self, path: Path, *, since_ns: int, model: str | None) -> None:
+    def __init__(self, path: Path, *, since_ns: int, model: str | None, with_load_tests: bool = True) -> None:
         self._path = path
         self.model = model
+        self._with_load_tests = with_load_tests
         self._where = "started_ns >= ?" + ("" if model is None else " AND model = ?")
         self._values: tuple[int | str, ...] = (since_ns,) if model is None else (since_ns, model)
         self.total = 0
         """Rows in the window; more than `lines` when only the newest were read."""
+        self.left_out = 0
+        """Rows of load tests that were not to be read."""
         self.lines: list[Line] = []
         """Oldest first."""
 
@@ -60,8 +66,15 @@ class WindowRows:
         with closing(self._connect()) as connection:
             count = f"SELECT count(*) FROM requests WHERE {self._where}"  # noqa: S608  our own words
             (self.total,) = connection.execute(count, self._values).fetchone()
+            where = self._where
+            if not self._with_load_tests:
+                where += f" AND NOT {_IS_LOAD_TEST}"
+                everything = self.total
+                count = f"SELECT count(*) FROM requests WHERE {where}"  # noqa: S608
+                (self.total,) = connection.execute(count, self._values).fetchone()
+                self.left_out = everything - self.total
             found = connection.execute(
-                f"SELECT id, started_ns, ttft_ms, tpot_ms, e2e_ms, outcome FROM requests WHERE {self._where} "  # noqa: S608
+                f"SELECT id, started_ns, ttft_ms, tpot_ms, e2e_ms, outcome FROM requests WHERE {where} "  # noqa: S608
                 "ORDER BY started_ns DESC LIMIT ?",
                 (*self._values, MAX_ROWS),
             )
