@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli import bench, config, dashboards, keys, plans, slow, up, verify, why
+from cli import bench, config, dashboards, doctor, keys, plans, slow, up, verify, why
 from cli.errors import EXIT_CODES, CliError, Exit
 from settings.errors import SettingsError
 
@@ -55,6 +55,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(plans.app, name="plans")
 app.command(epilog=why.EPILOG)(why.why)
 app.command(epilog=slow.EPILOG)(slow.slow)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.add_typer(bench.app, name="bench")
 app.add_typer(dashboards.app, name="dashboards")

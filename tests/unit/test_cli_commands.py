@@ -25,6 +25,7 @@ VERBS = [
     ["plans", "list"],
     ["why"],
     ["slow"],
+    ["doctor"],
     ["bench", "gap"],
     ["bench", "run"],
     ["bench", "sample"],
@@ -48,7 +49,7 @@ def test_only_verbs_that_are_built_are_offered(tokenline):
     _, out, _ = tokenline("--help")
     commands = out.split("Commands:")[1].split("Begin with")[0]
     assert [line.split()[0] for line in commands.strip().splitlines()] == [
-        "up", "gateway", "engine", "why", "slow", "verify", "keys", "plans", "bench", "dashboards", "config",
+        "up", "gateway", "engine", "why", "slow", "doctor", "verify", "keys", "plans", "bench", "dashboards", "config",
     ]  # fmt: skip
 
 
