@@ -49,17 +49,7 @@ def load_model(settings: Settings, device: torch.device) -> LoadedModel:
     check_weights(settings, count_weights(name, folder) * dtype.itemsize, dtype, memory_of(device))
     register_hook()
     transformers_logging.disable_progress_bar()  # this process logs to a file or a supervisor
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
-            local_files_only=True,
-            use_safetensors=True,
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model {name!r} could not be loaded from {folder}: {error}") from error
+    model = _load_weights(name, folder, config, dtype)
     model.eval().to(device)
     return LoadedModel(
         name=name,
@@ -71,6 +61,33 @@ def load_model(settings: Settings, device: torch.device) -> LoadedModel:
         weight_bytes=sum(tensor.nbytes for tensor in model.parameters()),
         eos_token_ids=_eos_token_ids(folder, config),
     )
+
+
+def _load_weights(name: str, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, with their names
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name!r} could not be loaded from {folder}: {error}") from error
+    # transformers goes on with random numbers in the place of what it does not find
+    faults = [f"{key} is in none of its files" for key in sorted(told["missing_keys"])]
+    faults += [
+        f"{key} is {list(there)} and not {list(wanted)}" for key, there, wanted in sorted(told["mismatched_keys"])
+    ]
+    if faults:
+        raise ModelError(
+            f"model {name!r}: its weights in {folder} are not those that its config.json asks for: {faults[0]}"
+            f"{f', and {len(faults) - 1} more' if len(faults) > 1 else ''}. Download the model again, whole"
+        )
+    return model
 
 
 def _dtype(asked: str, config: Any, device: torch.device) -> torch.dtype:

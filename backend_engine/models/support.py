@@ -10,6 +10,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from backend_engine.models.errors import OTHER_ENGINE, ModelError
@@ -28,6 +29,9 @@ def read_config(name: str, folder: Path) -> Any:
             f"model {name!r}: transformers does not know its architecture ({str(error).splitlines()[0]}); "
             f"upgrade transformers, or {OTHER_ENGINE}"
         ) from error
+    except StrictDataclassError as error:
+        said = " ".join(str(error).split())
+        raise ModelError(f"model {name!r}: its config.json is not valid ({said}); download it again") from error
     _check_kind(name, config)
     _check_layers(name, config)
     return config

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import FEATURES, WEATHER, Harness, ToolTokenizer, chat, done
+from engine_harness import FEATURES, WEATHER, Harness, ToolTokenizer, chat, completion, done, settle
 
 FORMAT = {"type": "json_object"}
 WRONG = {"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}
@@ -89,6 +89,59 @@ async def test_what_cannot_be_had_is_told_with_field_value_and_range(
     await done(call)
     assert (call.status, call.error["code"], call.error["param"]) == (400, code, param)
     assert says in call.error["message"]
+    assert here.core.sent == []
+
+
+LARGEST = 2**31 - 1
+RANGES: list[tuple[str, list[Any], list[Any]]] = [
+    # (field, the ends of what is taken, what lies just outside)
+    ("temperature", [0, 2], [-0.001, 2.001]),
+    ("top_p", [0.001, 1], [0, -0.001, 1.001]),
+    ("top_k", [-1, LARGEST], [-2, LARGEST + 1]),
+    ("min_p", [0, 1], [-0.001, 1.001]),
+    ("repetition_penalty", [0.001, 10], [0, -1, 10.001]),
+    ("presence_penalty", [-2, 2], [-2.001, 2.001]),
+    ("frequency_penalty", [-2, 2], [-2.001, 2.001]),
+    ("n", [1, 128], [0, 129]),
+    ("seed", [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]),
+    ("max_tokens", [1, LARGEST], [0, LARGEST + 1]),
+    ("max_completion_tokens", [1, LARGEST], [0, LARGEST + 1]),
+    ("min_tokens", [0, 61], [-1, LARGEST + 1]),
+    ("stop", ["x" * 256, ["x"] * 16], ["x" * 257, ["x"] * 17, ""]),
+    ("stop_token_ids", [[0], [255], [*range(63)]], [[-1], [257], [*range(64)]]),
+    ("logit_bias", [{"0": -100}, {"255": 100}], [{"0": -100.1}, {"255": 100.1}, {"257": 1}, {"-1": 1}]),
+]
+
+
+@pytest.mark.parametrize(("field", "taken", "refused"), RANGES, ids=[field for field, _, _ in RANGES])
+async def test_every_range_is_taken_to_its_ends_and_refused_beyond(
+    tmp_path: Path, field: str, taken: list[Any], refused: list[Any]
+) -> None:
+    here = Harness(tmp_path, features=FEATURES)
+    for value in taken:
+        sent = len(here.core.sent)
+        call = here.call(body=chat(**{field: value}))
+        await settle(30)
+        assert len(here.core.sent) > sent, (value, call.task)
+        call.leave()
+        await settle()
+    sent = len(here.core.sent)
+    for value in refused:
+        call = here.call(body=chat(**{field: value}))
+        await done(call)
+        assert (call.status, call.error["param"]) == (400, field), value
+        assert f"'{field}'" in call.error["message"]
+    assert len(here.core.sent) == sent
+
+
+@pytest.mark.parametrize("top", [-1, 21])
+async def test_so_are_log_probabilities_on_both_surfaces(tmp_path: Path, top: int) -> None:
+    here = Harness(tmp_path, features=FEATURES)
+    on_chat = here.call(body=chat(logprobs=True, top_logprobs=top))
+    on_completions = here.call("/v1/completions", completion(logprobs=top))
+    await done(on_chat, on_completions)
+    assert (on_chat.status, on_chat.error["param"]) == (400, "top_logprobs")
+    assert (on_completions.status, on_completions.error["param"]) == (400, "logprobs")
     assert here.core.sent == []
 
 

