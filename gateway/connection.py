@@ -13,6 +13,7 @@ import fcntl
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -41,11 +42,26 @@ class Connection:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._last_write_ns = 0
+        self._left: Callable[[], None] | None = None
+        self._is_lost = False
         self._socket = _tcp_socket(transport)
         self._queued = array.array("i", [0])
         transport.set_write_buffer_limits(high=WRITE_LIMIT_BYTES)
         if self._socket is not None:
             self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+
+    def watch(self, left: Callable[[], None] | None) -> None:
+        """From now on `left` is called when the client closes the connection: soon, if it has done so already."""
+        self._left = left
+        if left is not None and self._is_lost:
+            asyncio.get_running_loop().call_soon(self.lost)
+
+    def lost(self) -> None:
+        """The client has closed it."""
+        self._is_lost = True
+        left, self._left = self._left, None
+        if left is not None:
+            left()
 
     def begin(self) -> None:
         """A new answer starts."""
@@ -121,6 +137,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
+        self._connection.lost()
         super().connection_lost(exc)
 
     def _cancel_head_timer(self) -> None:

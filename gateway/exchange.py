@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,7 +53,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, clock: Clock, worker: int, lag: LoopLag) -> None:
         self.clock = clock
         self._lag = lag
-        self._connection: Connection | None = scope.get(CONNECTION)
+        self._connection: Connection = scope[CONNECTION]
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.started = False
@@ -103,7 +103,13 @@ class Exchange:
         """While inside, a client that leaves ends the block with ClientLeft, whatever it is waiting for."""
         task = asyncio.current_task()
         assert task is not None
-        watch = asyncio.create_task(self._watch(task))
+
+        def left() -> None:
+            if not self.ledger.finish:
+                self.ledger.client_gone = self.clock.mono_ns()
+                task.cancel()
+
+        self._connection.watch(left)
         try:
             yield
         except asyncio.CancelledError:
@@ -112,27 +118,30 @@ class Exchange:
             task.uncancel()
             raise ClientLeft from None
         finally:
-            watch.cancel()
-
-    async def _watch(self, task: asyncio.Task[Any]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self.ledger.finish:
-            self.ledger.client_gone = self.clock.mono_ns()
-            task.cancel()
+            self._connection.watch(None)
 
     def woke(self, now_ns: int) -> None:
         """The request's turn came at `now_ns`: notes how late the loop was with it, no moment of it twice."""
         since_ns, self._woke_ns = self._woke_ns, now_ns
         self.ledger.loop_lag_ns += min(self._lag.overdue_ns(now_ns), now_ns - since_ns)
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Sends the status line and headers, ours added."""
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        self.started = True
+        self.ledger.status = status
+        self._connection.begin()
+        if self.more_headers:  # this gateway's limits, not an upstream's
+            headers = [header for header in headers if not header[0].startswith(RATELIMIT)]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._own_headers()]})
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
         """Sends a piece of the body; `last` ends the answer."""
-        await self.send({"type": "http.response.body", "body": body, "more_body": not last})
+        ledger = self.ledger
+        self._connection.before_write(ledger, self.clock.mono_ns())
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        ledger.response_bytes += len(body)
+        if last:
+            ledger.finish = self.clock.mono_ns()
 
     async def answer_json(self, body: bytes, status: int = 200, headers: Headers | None = None) -> None:
         """Sends a whole JSON answer."""
@@ -156,31 +165,16 @@ class Exchange:
 
     async def abort(self) -> None:
         """Cuts the client off; what it had not taken by now is charged to it."""
-        if self._connection is not None:
-            self._connection.before_write(self.ledger, self.clock.mono_ns())
-            self._connection.abort()
-            await asyncio.sleep(0)  # uvicorn hears of the loss, and misses no end of the answer
+        self._connection.before_write(self.ledger, self.clock.mono_ns())
+        self._connection.abort()
+        await asyncio.sleep(0)  # uvicorn hears of the loss, and misses no end of the answer
 
     async def send(self, message: Message) -> None:
         """ASGI send: adds the ids to the headers, counts bytes, stamps `finish`."""
-        ledger = self.ledger
         if message["type"] == "http.response.start":
-            self.started = True
-            ledger.status = message["status"]
-            if self._connection is not None:
-                self._connection.begin()
-            headers = message.get("headers", ())
-            if self.more_headers:  # this gateway's limits, not an upstream's
-                headers = [header for header in headers if not header[0].startswith(RATELIMIT)]
-            message["headers"] = [*headers, *self._own_headers()]
-            await self._send(message)
-            return
-        if self._connection is not None:
-            self._connection.before_write(ledger, self.clock.mono_ns())
-        await self._send(message)
-        ledger.response_bytes += len(message.get("body", b""))
-        if not message.get("more_body", False):
-            ledger.finish = self.clock.mono_ns()
+            await self.start(message["status"], message.get("headers", ()))
+        else:
+            await self.write(message.get("body", b""), last=not message.get("more_body", False))
 
     def _own_headers(self) -> Headers:
         ledger = self.ledger
@@ -200,8 +194,7 @@ class Exchange:
         ledger = self.ledger
         if not ledger.finish:
             ledger.finish = self.clock.mono_ns()
-        if self._connection is not None:
-            self._connection.end(ledger)
+        self._connection.end(ledger)
         return ledger
 
 

@@ -19,7 +19,7 @@ MAX_WAITING_RECORDS = 20_000
 MAX_UNSENT_BYTES = 8 * 2**20
 """Written to the socket but not yet taken by the observer."""
 MAX_FRAME_RECORDS = 500
-FLUSH_SECONDS = 0.005
+FLUSH_SECONDS = 0.02
 """Records wait so long for company. Sent at once, they would be sent before the request itself goes to its upstream."""
 RECONNECT_SECONDS = 0.2
 HEARTBEAT_SECONDS = 1.0

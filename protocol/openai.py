@@ -50,7 +50,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionDetails | None = None
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """`delta` (or `message`) of a choice; other keys are not looked at."""
 
     content: Any = None
@@ -76,7 +76,7 @@ class Delta(msgspec.Struct, frozen=True):
         return self.is_visible or self.is_reasoning or bool(self.tool_calls) or bool(self.function_call)
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """One choice of an event or of a whole answer."""
 
     delta: Delta | None = None
@@ -96,7 +96,7 @@ def is_present(raw: msgspec.Raw) -> bool:
     return bool(raw) and bytes(raw) != b"null"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """An event's data, or the body of a whole answer."""
 
     choices: list[Choice] = []

@@ -74,8 +74,8 @@ class EventSplitter:
 
 def event_data(event: bytes) -> bytes | None:
     """The event's data (its `data` lines joined by LF), or None where it has none (a comment, a lone field)."""
-    if event.startswith(b"data:") and event.endswith(b"\n\n") and event.count(b"\n") == 2 and b"\r" not in event:
-        return event[6:-2] if event[5:6] == b" " else event[5:-2]
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return event[6:-2]
     lines = []
     for line in event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
         name, colon, value = line.partition(b":")

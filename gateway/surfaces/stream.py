@@ -81,12 +81,13 @@ class ChatReader(EventRelay):
         ledger = self._ledger
         has_token = finished = False
         for choice in answer.choices:
-            if choice.delta is not None and choice.delta.is_reasoning and not ledger.first_reasoning:
+            delta = choice.delta
+            if delta is not None and not ledger.first_reasoning and delta.is_reasoning:
                 ledger.first_reasoning = now
-            visible = bool(choice.text) or (choice.delta is not None and choice.delta.is_visible)
+            visible = bool(choice.text) or (delta is not None and delta.is_visible)
             if visible and not ledger.first_visible:
                 ledger.first_visible = now
-            has_token = has_token or visible or (choice.delta is not None and choice.delta.has_token)
+            has_token = has_token or visible or (delta is not None and delta.has_token)
             if choice.finish_reason:
                 finished = True
                 ledger.finish_reason = choice.finish_reason
@@ -121,9 +122,11 @@ class StreamRelay(ChatReader):
             answer = decode_answer(data)
         except (msgspec.MsgspecError, RecursionError):
             return event
+        self._stamp(answer, now)
+        if not (answer.error or answer.usage or answer.timings):
+            return event
         if is_present(answer.error) and not answer.choices:
             self.error = data
-        self._stamp(answer, now)
         if is_present(answer.usage) and read_usage(ledger, answer.usage) and not answer.choices:
             self._held_usage = event
             return b""

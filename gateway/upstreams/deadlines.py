@@ -60,7 +60,7 @@ class Deadlines:
 
     def enter(self, phase: Phase) -> None:
         """From now on this phase's limit counts, or the total where that ends sooner."""
-        ends_at = self._total_at if phase is Phase.TOTAL else self._loop.time() + self._seconds[phase]
+        ends_at = self._loop.time() + self._seconds[phase]
         self.phase = phase
         self.is_client_slow = phase is Phase.WRITE
         if ends_at >= self._total_at:
