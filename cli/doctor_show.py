@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from loadtest.doctor.finding import CHECKS, RESULTS, Finding, Report
 from loadtest.doctor.texts import words_of
 
 MAX_CELLS = 120
+AFTER = "after"
+"""The code of a check that could not be made."""
 STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 SHOWN: dict[Language, dict[str, str]] = {
     "en": {"ok": "ok", "warn": "warn", "fail": "FAIL", "skip": "-"},
@@ -24,18 +27,16 @@ SHOWN: dict[Language, dict[str, str]] = {
 }
 WORDS: dict[Language, dict[str, str]] = {
     "en": {
-        "asked": "Asked: {url} ({surface}, model {model})",
-        "nobody": "Nobody could be asked.",
+        "works": "It answers with base_url {url}, model {model}.",
         "well": "All is well.",
-        "sum": "To change: {fails} failed, {warns} may give trouble.",
-        "after": "Then run `tokenline doctor` again.",
+        "open": "Nothing is wrong, but not all could be looked at.",
+        "sum": "To change: failures {fails}, warnings {warns}. Then run `tokenline doctor` again.",
     },
     "zh": {
-        "asked": "检查的是：{url}（{surface}，模型 {model}）",
-        "nobody": "没有可以询问的服务。",
+        "works": "用 base_url {url}、模型 {model} 可以得到回答。",
         "well": "一切正常。",
-        "sum": "需要修改：{fails} 项失败，{warns} 项可能带来麻烦。",
-        "after": "修改后请再次运行 `tokenline doctor`。",
+        "open": "没有发现问题，但有些项目无法检查。",
+        "sum": "需要修改：失败 {fails} 项，注意 {warns} 项。修改后请再次运行 `tokenline doctor`。",
     },
 }
 
@@ -67,30 +68,42 @@ def show_report(report: Report, language: Language) -> None:
 def lines_of(report: Report, language: Language, *, cells: int) -> Iterator[Text]:
     """The page, line by line."""
     words = WORDS[language]
-    for finding in report.findings:
-        yield from _finding(finding, language, cells)
+    for finding, checks in _grouped(report.findings):
+        yield from _finding(finding, ", ".join(checks), language, cells)
     yield Text()
-    asked = words["asked"].format(url=report.used_base_url, surface=report.surface, model=report.model or "-")
-    for line in wrapped(asked if report.used_base_url else words["nobody"], cells):
-        yield Text(line)
-    if not report.troubles:
-        yield Text(words["well"], STYLES["ok"])
-        return
-    fails = sum(finding.result == "fail" for finding in report.troubles)
-    yield Text(words["sum"].format(fails=fails, warns=len(report.troubles) - fails), STYLES["fail"])
-    yield Text(words["after"])
+    is_answered = any(finding.check == "answer" and finding.result in ("ok", "warn") for finding in report.findings)
+    if is_answered:
+        for line in wrapped(words["works"].format(url=report.used_base_url, model=report.model), cells):
+            yield Text(line)
+    if report.troubles:
+        fails = sum(finding.result == "fail" for finding in report.troubles)
+        summed = words["sum"].format(fails=fails, warns=len(report.troubles) - fails)
+        for line in wrapped(summed, cells):
+            yield Text(line, STYLES["fail" if fails else "warn"])
+    else:
+        yield Text(words["well" if is_answered else "open"], STYLES["ok" if is_answered else "warn"])
 
 
-def _finding(finding: Finding, language: Language, cells: int) -> Iterator[Text]:
+def _grouped(findings: list[Finding]) -> Iterator[tuple[Finding, list[str]]]:
+    """Findings with their checks; neighbours that were not made for the same reason are one line."""
+    for _, same in groupby(
+        findings, key=lambda finding: (finding.code, finding.values, finding.code != AFTER and finding)
+    ):
+        group = list(same)
+        yield group[0], [finding.check for finding in group]
+
+
+def _finding(finding: Finding, checks: str, language: Language, cells: int) -> Iterator[Text]:
     name_cells = max(map(len, CHECKS)) + 1
     indent = 5 + name_cells
     seen, fix = words_of(finding, language)
+    name, seen = (finding.check, seen) if checks == finding.check else ("", f"{checks}: {seen}")
     mark = SHOWN[language][finding.result]
     first, *more = wrapped(seen, cells - indent)
     style = STYLES[finding.result]
     head = Text(mark + " " * (5 - Text(mark).cell_len), style)
     quiet = "dim" if finding.result == "skip" else ""
-    yield head + Text(f"{finding.check:{name_cells}}", quiet) + Text(first, quiet)
+    yield head + Text(f"{name:{name_cells}}", quiet) + Text(first, quiet)
     for line in more:
         yield Text(" " * indent + line, quiet)
     for number, line in enumerate(wrapped(fix, cells - indent - 3)):

@@ -18,7 +18,7 @@ QUOTES = "\"'`“”‘’"
 INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\u00ad"
 """Byte order mark, zero-width characters, soft hyphen: copied along from pages and files."""
 UNEXPANDED = re.compile(r"\$\{?[A-Za-z_]\w*\}?|%[A-Za-z_]\w*%")
-_REPEATED = re.compile(r"(/[^/]+)\1+(?=/|$)")
+_REPEATED = re.compile(r"((?:/[^/]+)+?)\1+(?=/|$)")
 
 
 def read_base_url(text: str, surface: Surface) -> tuple[str, list[Finding]]:
@@ -42,7 +42,7 @@ def _without_strays(text: str, found: list[Finding]) -> str:
     if url != text and url:
         found.append(fail("base_url", "url_white_space", what=stray_in(text)))
     bare = url.strip(QUOTES).strip()
-    if bare != url:
+    if bare != url and bare:
         found.append(fail("base_url", "url_quoted", url=masked(bare)))
     if re.search(r"\s", bare):
         bare = re.sub(r"\s+", "", bare)

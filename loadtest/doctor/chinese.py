@@ -8,7 +8,7 @@ STRAYS = {
     "line_end": "换行符",
     "invisible": "不可见字符（字节顺序标记 BOM 或零宽空格）",
 }
-_PROXY_OFF = "NO_PROXY=127.0.0.1,localhost,{host}（no_proxy 同样设置），或 unset {variable}。"
+_PROXY_OFF = "NO_PROXY={exempt}（no_proxy 同样设置），或 unset {variable}。"
 _UNBUFFER = (
     "请关闭中间代理的缓冲（它自称：{server}）。nginx：proxy_buffering off; gzip off。Apache：flushpackets=on。"
     "其他：不要压缩、不要缓存 text/event-stream。"
@@ -42,6 +42,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     # key
     "key_well_formed": ("来自 {name}，指纹 {fingerprint}", ""),
     "key_not_wanted": ("不发送密钥（--no-key）", ""),
+    "key_not_needed": ("没有设置密钥，这里也不需要。", ""),
     "key_none": ("没有设置密钥。", "export {names}=...（`tokenline up` 会打印密钥；`tokenline keys create` 可新建）。"),
     "key_empty": ("变量 {name} 为空或未设置。", "请在启动客户端的终端里 export {name}=...。"),
     "key_white_space": (
@@ -79,7 +80,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "proxy_refused": (
         "{variable} 把发往 {host} 的请求交给 {proxy}，而那里没有应答：代理已退出，变量却留了下来。",
-        "unset {variable}，或启动代理。只针对这个地址：export NO_PROXY=127.0.0.1,localhost,{host}。以下检查不走代理。",
+        "unset {variable}，或启动代理。只针对这个地址：export NO_PROXY={exempt}。以下检查不走代理。",
     ),
     "proxy_socks": (
         "{variable} 把发往 {host} 的请求交给 {proxy}。许多客户端使用 SOCKS 需要额外的包"
@@ -161,6 +162,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "这是别的服务的端口、网络的登录页（请用浏览器打开），或网页界面的路径：请把 base_url 设为接口自己的地址。",
     ),
     "path_no_list": ("没有模型列表（{status}：{said}）", ""),
+    "path_unsure": (
+        "{url} 之下没有模型列表，其他常见位置也没有。",
+        "请对照服务器的文档检查 base_url；也可用 --model M 直接询问一个模型。",
+    ),
     "path_unknown": ("{url} 什么都没有：{said}", "请对照服务器的文档检查 base_url 的主机、端口和路径。"),
     "path_ops_port": ("{url} 是 Tokenline 的运维端口（指标、管理接口、控制台），不回答模型请求。", _TENANT),
     "path_otlp_port": ("{url} 是 Tokenline 的 OTLP 端口，只接收引擎的 span。", _TENANT),

@@ -8,7 +8,7 @@ STRAYS = {
     "line_end": "a line end",
     "invisible": "an invisible character (a byte order mark or a zero-width space)",
 }
-_PROXY_OFF = "NO_PROXY=127.0.0.1,localhost,{host} (and no_proxy), or unset {variable}."
+_PROXY_OFF = "NO_PROXY={exempt} (and no_proxy), or unset {variable}."
 _UNBUFFER = (
     "Switch buffering off in the proxy between (it calls itself: {server}). nginx: proxy_buffering off; gzip off. "
     "Apache: flushpackets=on. Elsewhere: no compression and no caching of text/event-stream."
@@ -64,6 +64,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     # key
     "key_well_formed": ("from {name}, fingerprint {fingerprint}", ""),
     "key_not_wanted": ("none is sent (--no-key)", ""),
+    "key_not_needed": ("No key is set, and none is needed here.", ""),
     "key_none": (
         "No key is set.",
         "export {names}=... (`tokenline up` prints a key; `tokenline keys create` makes one).",
@@ -117,7 +118,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "proxy_refused": (
         "{variable} sends requests for {host} to {proxy}, where nothing answers: a proxy that was ended and left its "
         "variable behind.",
-        "unset {variable}, or start the proxy. For this address alone: export NO_PROXY=127.0.0.1,localhost,{host}. "
+        "unset {variable}, or start the proxy. For this address alone: export NO_PROXY={exempt}. "
         "Looked at without the proxy here.",
     ),
     "proxy_socks": (
@@ -209,6 +210,10 @@ TEXTS: dict[str, tuple[str, str]] = {
         "set base_url to the API's own address.",
     ),
     "path_no_list": ("no list of models ({status}: {said})", ""),
+    "path_unsure": (
+        "There is no list of models below {url}, nor in any other usual place.",
+        "Compare base_url with the server's own documentation; --model M asks a model all the same.",
+    ),
     "path_unknown": (
         "There is nothing at {url}: {said}",
         "Compare host, port and path of base_url with the server's own documentation.",

@@ -26,6 +26,9 @@ MAX_SKEW_SECONDS = 5.0
 ID_HEADER = "x-tokenline-request-id"
 _STAGE = re.compile(r"([\w-]+);dur=([0-9.]+)")
 
+_BARRIERS = ("dns", "connect", "tls", "path", "auth", "model", "answer", "stream")
+"""Checks that, where they fail, may leave nothing to go on with."""
+
 Progress = Callable[[str], None]
 """Told the name of the check that begins."""
 
@@ -65,6 +68,7 @@ async def examine(given: Given, clock: Clock, *, timeout_seconds: float = 60.0, 
                 as_bearer=given.key_as_bearer, proxy=proxy, timeout_seconds=timeout_seconds,
             ) as asker:  # fmt: skip
                 await _ask(asker, base_url, given, seen, progress)
+    _settle_key(given, seen)
     seen.findings += _clock(seen.replies) + _gateway(seen.replies)
     return _report(given, seen)
 
@@ -80,6 +84,8 @@ async def _ask(asker: Asker, base_url: str, given: Given, seen: _Examined, progr
     seen.model, found = choose_model(given.model, listing)
     seen.findings += found
     if not seen.model:
+        if not listing.is_known:
+            seen.findings.append(warn("path", "path_unsure", url=listing.base_url))
         return
     progress("answer")
     whole, limit_name, found = await ask_whole(asker, listing.base_url, seen.model)
@@ -100,10 +106,28 @@ def _take_answer(seen: _Examined, listing: Listing, found: list[Finding]) -> Non
         seen.findings += [ok("path", "path_answers_chat"), ok("auth", "auth_accepted")]
     if is_answered:
         # A name that isn't listed and works all the same is an alias.
-        for number, finding in enumerate(seen.findings):
-            if finding.check == "model" and finding.result == "fail":
-                seen.findings[number] = warn("model", "model_unlisted_works", model=seen.model)
+        unlisted = warn("model", "model_unlisted_works", model=seen.model)
+        _replace(seen, lambda finding: finding.check == "model" and finding.result == "fail", unlisted)
+    if any(finding.check == "model" and finding.result == "fail" for finding in seen.findings):
+        # The list has said so already, and had a better name.
+        found = [finding for finding in found if finding.code != "model_unknown"]
     seen.findings += found
+
+
+def _settle_key(given: Given, seen: _Examined) -> None:
+    """Without a key: either none is needed, or its absence is the one thing to say."""
+    if seen.key or not given.wants_key:
+        return
+    codes = {finding.code for finding in seen.findings}
+    if "auth_refused" in codes:
+        _replace(seen, lambda finding: finding.code == "auth_refused", skip("auth", "after", other="key"))
+    elif "answer_came" in codes:
+        unneeded = skip("key", "key_not_needed")
+        _replace(seen, lambda finding: finding.check == "key" and finding.result == "fail", unneeded)
+
+
+def _replace(seen: _Examined, fits: Callable[[Finding], bool], other: Finding) -> None:
+    seen.findings = [other if fits(finding) else finding for finding in seen.findings]
 
 
 def _clock(replies: list[Reply]) -> list[Finding]:
@@ -160,8 +184,11 @@ def _id_of(reply: Reply) -> str:
 
 
 def _reason(findings: list[Finding], check: str) -> str:
-    """The failure that left no way to make a check."""
-    blocking = [finding.check for finding in findings if finding.result == "fail" and finding.check != "credentials"]
+    """What left no way to make a check."""
     before = CHECKS[: CHECKS.index(check)]
-    last = [name for name in blocking if name in before]
-    return last[-1] if last else next((f.check for f in findings if f.check == "model" and f.result == "skip"), "proxy")
+    failed = [name for name in _BARRIERS if name in before and any(_bars(f) for f in findings if f.check == name)]
+    return failed[-1] if failed else "base_url"
+
+
+def _bars(finding: Finding) -> bool:
+    return finding.result in ("warn", "fail") or finding.code in ("model_choose", "after")

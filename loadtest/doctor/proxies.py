@@ -70,17 +70,24 @@ async def check_proxy(base_url: str, environ: Mapping[str, str]) -> tuple[str | 
     if named is None:
         return None, [ok("proxy", "proxy_none")]
     proxy = read_proxy(*named)
+    exempt = ",".join(dict.fromkeys(("127.0.0.1", "localhost", host)))
     if is_bypassed(host, port, variables):
         return None, [await _bypassed(proxy, named, variables["no"][0], host)]
     if proxy is None:
         return None, [fail("proxy", "proxy_bad_url", variable=named[0], url=masked(named[1]), host=host)]
     if not await answers(proxy.host, proxy.port):
-        return None, [fail("proxy", "proxy_refused", variable=proxy.variable, proxy=proxy.shown, host=host)]
+        return None, [
+            fail("proxy", "proxy_refused", variable=proxy.variable, proxy=proxy.shown, host=host, exempt=exempt)
+        ]
     if proxy.scheme.startswith("socks"):
         judged = fail if is_local(host) else warn
-        return None, [judged("proxy", "proxy_socks", variable=proxy.variable, proxy=proxy.shown, host=host)]
+        return None, [
+            judged("proxy", "proxy_socks", variable=proxy.variable, proxy=proxy.shown, host=host, exempt=exempt)
+        ]
     if is_local(host):
-        return proxy.url, [warn("proxy", "proxy_for_local", variable=proxy.variable, proxy=proxy.shown, host=host)]
+        return proxy.url, [
+            warn("proxy", "proxy_for_local", variable=proxy.variable, proxy=proxy.shown, host=host, exempt=exempt)
+        ]
     return proxy.url, [ok("proxy", "proxy_used", variable=proxy.variable, proxy=proxy.shown)]
 
 

@@ -25,11 +25,12 @@ def read_key(given: Given) -> tuple[str, list[Finding]]:
         return "", [fail("key", "key_empty", name=given.key_from)]
     found: list[Finding] = []
     name = given.key_from
-    key = given.key.strip().strip(INVISIBLE).strip()
-    if key != given.key:
-        found.append(fail("key", "key_white_space", name=name, what=stray_in(given.key)))
-    bare = key.strip(QUOTES).strip()
-    if bare != key:
+    unquoted = given.key.strip().strip(INVISIBLE).strip().strip(QUOTES)
+    bare = unquoted.strip().strip(INVISIBLE).strip()
+    outside = given.key.partition(bare)
+    if strays := re.sub(rf"[{QUOTES}]", "", outside[0] + outside[2]):
+        found.append(fail("key", "key_white_space", name=name, what=stray_in(strays)))
+    if re.search(rf"[{QUOTES}]", outside[0] + outside[2]):
         found.append(fail("key", "key_quoted", name=name))
     if scheme := _SCHEME.match(bare):
         bare = bare[scheme.end() :]
