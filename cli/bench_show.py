@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.output import console, say, say_notes
 
-SMALLEST_SHOWN_MS = 0.05
+SMALLEST_SHOWN_MS = 0.1
 KEPT_APART = ("requests", "samples", "timeline")
 """In the archive's file, not in the answer: one entry for each request or moment."""
 
@@ -31,7 +31,7 @@ def show_run(run: dict[str, Any], file: Path) -> None:
         for line in beside(stage):
             out.print(f"  {line}")
     out.print(figures_table([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)]))
-    show_server_stages([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)])
+    show_server_stages([(str(number), stage) for number, stage in enumerate(run["stages"], 1)])
     show_explained(run)
     say_notes(run["notes"])
     if run["stopped"]:
@@ -48,7 +48,7 @@ def show_server_stages(named: list[tuple[str, dict[str, Any]]]) -> None:
     table.add_column("the server's stages, ms", no_wrap=True)
     for name, _ in told:
         table.add_column(f"{name} P50", justify="right", no_wrap=True)
-        table.add_column("P99", justify="right", no_wrap=True)
+        table.add_column("P99", justify="right", no_wrap=True, min_width=4)
     for server_stage in dict.fromkeys(one for _, stages in told for one in stages):
         cells = [stages.get(server_stage, {}).get(figure) for _, stages in told for figure in ("p50", "p99")]
         if any(value is not None and value >= SMALLEST_SHOWN_MS for value in cells):

@@ -13,9 +13,13 @@ import msgspec
 
 from loadtest.settings import Api
 from loadtest.stream import shown
+from protocol.headers import REQUEST_ID
+from protocol.ids import LOAD_TEST_PREFIX
 from settings.errors import SettingsError
 
 ASK_SECONDS = 10.0
+_NAMED = {REQUEST_ID: LOAD_TEST_PREFIX + "asks"}
+"""What is asked before and after a run is a load test's too."""
 
 
 class NotAnswered(Exception):
@@ -81,7 +85,7 @@ class Endpoint:
         try:
             async with (
                 asyncio.timeout(ASK_SECONDS),
-                self.session.request(method, url, data=data, headers=self.headers) as response,
+                self.session.request(method, url, data=data, headers={**self.headers, **_NAMED}) as response,
             ):
                 said = await response.content.read(2**20)
         except TimeoutError:

@@ -1,165 +1,188 @@
-"""A run as one page that needs nothing else: a table, charts, what went wrong and what to know."""
+"""A run as one page that needs nothing else: what it says, its figures, its charts. Light and dark, wide and narrow."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from loadtest.compare import samples, stage_name
-from loadtest.plot import Series, chart
+from loadtest.charts import charts_of, sizes_of
+from loadtest.compare import stage_name
+from loadtest.figures import quantile
+from loadtest.plot import draw
+from loadtest.reading import remarks
+from loadtest.report_style import PAGE
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 940px; margin: 2rem auto; padding: 0 1rem; }
-body { color: #1c2430; background: #fff; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-svg { width: 100%; height: auto; margin: .8rem 0; } .title { font: 600 14px system-ui, sans-serif; fill: currentColor; }
-.tick { font: 11px system-ui, sans-serif; fill: currentColor; } .grid { stroke: #8884; }
-.error { color: #b3261e; } dd { margin-left: 1rem; overflow-wrap: anywhere; }
-@media (prefers-color-scheme: dark) { body { color: #e4e8ee; background: #14181f; } .error { color: #ff8a80; } }
-"""
+WIDE = ("tokens", "busy", "queue", "gpu-memory")
+"""Charts over time: one below the other, so that what happened at once lies at once."""
 
 
 def report(run: dict[str, Any]) -> str:
     """The page of a run or a sampling, in HTML."""
     started = datetime.fromtimestamp(run["started_unix_ms"] / 1000, UTC)
-    names = [f"{number}: {stage_name(stage)}" for number, stage in enumerate(run["stages"], 1)]
-    values = [samples(run, place) for place in range(len(run["stages"]))]
+    kind = "Sampling" if run["kind"] == "sample" else "Load test"
     parts = [
-        f"<h1>{escape(run['model'])} at {escape(run['base_url'])}</h1>",
-        f"<p>{escape(run['kind'])} {escape(run['run'])}, {started:%Y-%m-%d %H:%M:%S} UTC. "
-        f"Prompts {escape(run['prompt_lengths'])}. Output tokens by {escape(run['token_counts'])}.</p>",
-        _stopped(run),
-        _table(run, names),
-        _found(run),
-        "<h2>Charts</h2>",
-        _by_load(run),
-        *(_cdf(title, names, [value[metric] for value in values]) for title, metric in _CDFS),
-        _by_prompt(run),
-        _timeline(run),
+        f'<header><p class="kind">{kind} {escape(run["run"])}</p><h1>{escape(run["model"])}</h1>'
+        f'<p class="facts">{escape(run["base_url"])} · {started:%Y-%m-%d %H:%M} UTC · prompts '
+        f"{escape(run['prompt_lengths'])} · output tokens by {escape(run['token_counts'])}</p></header>",
+        _cards(run),
+        _verdict(run),
+        _table(run),
+        _sizes(run),
+        _server_stages(run),
+        _charts(run),
+        _explained(run),
+        _footer(run),
     ]
     title = escape(f"{run['run']}: {run['model']}")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{PAGE}</style></head>'
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
 
 
-_CDFS = (
-    ("TTFT: share of requests that waited at most so long", "ttft"),
-    ("TPOT: share of requests", "tpot"),
-    ("E2E: share of requests", "e2e"),
-)
+def _cards(run: dict[str, Any]) -> str:
+    """The figures of the stage with the most load, large."""
+    if not run["stages"]:
+        return ""
+    stage = max(run["stages"], key=lambda one: one["rate"] or one["concurrency"])
+    cards = [
+        ("tokens/s", stage["tps"], ""),
+        ("requests/s", stage["rps"], ""),
+        ("TTFT P50", stage["ttft_ms"]["p50"], "ms"),
+        ("TTFT P99", stage["ttft_ms"]["p99"], "ms"),
+        ("TPOT P50", stage["tpot_ms"]["p50"], "ms"),
+        ("TPOT P99", stage["tpot_ms"]["p99"], "ms"),
+    ]
+    drawn = "".join(
+        f'<div class="card"><span>{name}</span><b>{_number(value)}<i>{unit if value is not None else ""}</i></b></div>'
+        for name, value, unit in cards
+    )
+    of = f'<p class="of">{escape(stage_name(stage))}, {stage["counted_seconds"]:.3g} s counted</p>'
+    return f'<section class="cards">{drawn}</section>{of}'
 
 
-def _stopped(run: dict[str, Any]) -> str:
-    return f'<p class="error">It ended before its time: {escape(run["stopped"])}.</p>' if run["stopped"] else ""
+def _verdict(run: dict[str, Any]) -> str:
+    lines = "".join(f'<li class="{one.mood}">{escape(one.text)}</li>' for one in remarks(run))
+    notes = "".join(f'<li class="plain">{escape(note[0].upper() + note[1:])}</li>' for note in run["notes"] if note)
+    return f'<section><h2>What it says</h2><ul class="verdict">{lines}{notes}</ul></section>'
 
 
-def _table(run: dict[str, Any], names: list[str]) -> str:
-    heads = ("stage", "tokens/s", "requests/s", "TTFT P50", "P95", "P99", "TPOT P50", "P99", "E2E P50", "P99", "failed")
+def _table(run: dict[str, Any]) -> str:
+    heads = (
+        "",
+        "tokens/s",
+        "requests/s",
+        "TTFT P50",
+        "P95",
+        "P99",
+        "TPOT P50",
+        "P95",
+        "P99",
+        "E2E P50",
+        "P99",
+        "failed",
+    )
     rows = []
-    for name, stage in zip(names, run["stages"], strict=True):
+    for stage in run["stages"]:
         ttft, tpot, e2e = stage["ttft_ms"], stage["tpot_ms"], stage["e2e_ms"]
-        times = (ttft["p50"], ttft["p95"], ttft["p99"], tpot["p50"], tpot["p99"], e2e["p50"], e2e["p99"])
-        cells = [
-            name,
-            *(_number(value) for value in (stage["tps"], stage["rps"], *times)),
-            f"{stage['errors']} of {stage['requests']}",
-        ]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{text}</th>" for text in heads)
-    return (
-        f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div><p>Times in ms, from the schedule.</p>'
+        times = (*(ttft[p] for p in _SHOWN), *(tpot[p] for p in _SHOWN), e2e["p50"], e2e["p99"])
+        failed = f"{stage['errors']} of {stage['requests']}"
+        cells = (_number(value) for value in (stage["tps"], stage["rps"], *times))
+        rows.append((stage_name(stage), *cells, failed))
+    return _section("Figures", _grid(heads, rows), "Times in ms, from the instant at which a request was due.")
+
+
+_SHOWN = ("p50", "p95", "p99")
+
+
+def _sizes(run: dict[str, Any]) -> str:
+    found = sizes_of(run)
+    if not found:
+        return ""
+    total = sum(count for _, count, _ in found)
+    rows = [
+        (
+            _size_name(size),
+            str(count),
+            f"{count / total:.0%}",
+            *(_number(quantile(ttfts, p)) for p in (0.5, 0.95, 0.99)),
+        )
+        for size, count, ttfts in found
+    ]
+    return _section("TTFT by prompt size", _grid(("tokens", "requests", "share", "P50", "P95", "P99"), rows), "")
+
+
+def _size_name(size: str) -> str:
+    kind, bound = size.split("_")
+    return f"up to {int(bound):,}" if kind == "le" else f"over {int(bound):,}"
+
+
+def _server_stages(run: dict[str, Any]) -> str:
+    told = [(stage_name(stage), stage["server_stages_ms"]) for stage in run["stages"] if stage["server_stages_ms"]]
+    if not told:
+        return ""
+    heads = ("", *(head for name, _ in told for head in (f"{name}: P50", "P99")))
+    rows = []
+    for part in dict.fromkeys(name for _, stages in told for name in stages):
+        cells = (stages.get(part, {}).get(figure) for _, stages in told for figure in ("p50", "p99"))
+        rows.append((part, *map(_number, cells)))
+    words = (
+        "In ms, by the gateway's and the engine's own clocks. client_link: the client's TTFT from sending less the "
+        "gateway's. streaming and engine_decode come after the first token; the rest makes up TTFT."
     )
+    return _section("The server's stages", _grid(heads, rows), words)
 
 
-def _found(run: dict[str, Any]) -> str:
-    """The verdict: failures, oddities, health rules, notes."""
+def _charts(run: dict[str, Any]) -> str:
+    drawn = {name: svg for name, chart in charts_of(run).items() if (svg := draw(chart))}
+    if not drawn:
+        return "<section><h2>Charts</h2><p>nothing was measured.</p></section>"
+    narrow = "".join(_figure(name, svg) for name, svg in drawn.items() if name not in WIDE)
+    wide = "".join(_figure(name, svg) for name, svg in drawn.items() if name in WIDE)
+    both = f'<div class="charts">{narrow}</div><div class="over-time">{wide}</div>'
+    return f'<section class="drawn"><h2>Charts</h2>{both}</section>'
+
+
+def _figure(name: str, svg: str) -> str:
+    return f'<figure id="{name}">{svg}</figure>'
+
+
+def _explained(run: Mapping[str, Any]) -> str:
     lines = []
     for entry in run["explained"]:
-        style = ' class="error"' if entry["what"] == "error" else ""
-        example = f" Such as: {entry['example']}" if entry["example"] else ""
-        lines.append(
-            f"<dd{style}>{entry['count']} × {escape(entry['kind'])}: {escape(entry['meaning'] + '.' + example)}</dd>"
-        )
-    for rule in run.get("health", []):
-        style = ' class="error"' if rule["result"] == "fail" else ""
-        lines.append(
-            f"<dd{style}>{escape(rule['result'])}, {escape(rule['group'])}: "
-            f"{escape(rule['rule'])} ({escape(rule['seen'])})</dd>"
-        )
-    lines += [f"<dd>{escape(note)}</dd>" for note in run["notes"]]
-    return "<h2>What to know</h2><dl>" + ("".join(lines) or "<dd>Nothing out of the ordinary.</dd>") + "</dl>"
+        style = "bad" if entry["what"] == "error" else "watch"
+        example = f'<br><span class="said">{escape(entry["example"])}</span>' if entry["example"] else ""
+        text = escape(f"{entry['count']} × {entry['kind']}: {entry['meaning']}")
+        lines.append(f'<li class="{style}">{text}{example}</li>')
+    return f'<section><h2>What went wrong</h2><ul class="verdict">{"".join(lines)}</ul></section>' if lines else ""
 
 
-def _by_load(run: dict[str, Any]) -> str:
-    stages = [stage for stage in run["stages"] if not stage.get("group") and stage["ttft_ms"]["count"]]
-    if len(stages) < 2 or len({bool(stage["rate"]) for stage in stages}) > 1:
-        return ""
-    loads = sorted((stage["rate"] or stage["concurrency"], stage) for stage in stages) if _distinct(stages) else []
-    if not loads:
-        return ""
-    name = "requests/s offered" if stages[0]["rate"] else "requests in flight"
-    lines = [
-        Series(f"TTFT {label.upper()}", [(float(load), stage["ttft_ms"][label]) for load, stage in loads])
-        for label in ("p50", "p95", "p99")
-    ]
-    throughput = Series("tokens/s", [(float(load), stage["tps"] or 0.0) for load, stage in loads], on_right=True)
-    return chart("Latency and throughput against load", name, "ms", [*lines, throughput], "tokens/s")
-
-
-def _distinct(stages: list[dict[str, Any]]) -> bool:
-    loads = [stage["rate"] or stage["concurrency"] for stage in stages]
-    return len(set(loads)) == len(loads)
-
-
-def _cdf(title: str, names: list[str], values: list[list[float]]) -> str:
-    series = [
-        Series(name, [(value, (number + 1) / len(ordered)) for number, value in enumerate(ordered)])
-        for name, ordered in zip(names, values, strict=True)
-        if ordered
-    ]
-    return chart(title, "ms", "share", series)
-
-
-def _by_prompt(run: dict[str, Any]) -> str:
-    requests = run["requests"]
-    columns = ("prompt_tokens", "scheduled_us", "first_token_us", "error")
-    points = [
-        (float(tokens), (first - due) / 1e3)
-        for tokens, due, first, error in zip(*(requests[name] for name in columns), strict=True)
-        if tokens is not None and due is not None and first is not None and error is None
-    ]
-    return chart("TTFT against the length of the prompt", "prompt tokens", "ms", [Series("requests", points, "dots")])
-
-
-def _timeline(run: dict[str, Any]) -> str:
-    if "timeline" not in run:
-        return ""
-    seconds = run["timeline"]["seconds"]
-    tps = Series("tokens/s", [((n + 0.5) * seconds, value) for n, value in enumerate(run["timeline"]["tps"])])
-    sampled = run["samples"]
-
-    def curve(name: str, figure: str, scale: float = 1.0) -> Series:
-        points = [(s["at_ms"] / 1000, s[figure] * scale) for s in sampled if figure in s]
-        return Series(name, points, on_right=figure != "tokens")
-
-    shares = [
-        curve("device busy %", "busy", 100),
-        curve("GPU %", "gpu_utilization", 100),
-        curve("KV %", "kv_usage", 100),
-    ]
-    load = [curve("in flight", "in_flight"), curve("waiting in the engine", "waiting")]
-    left = [Series(one.name, one.points) for one in load]
-    return chart("Throughput, and what the engine was doing", "s", "tokens/s", [tps, *shares], "%") + chart(
-        "In flight, and waiting in the engine", "s", "requests", left
+def _footer(run: Mapping[str, Any]) -> str:
+    load, work = run["settings"].get("load_test", {}), run["settings"].get("workload", {})
+    given = ", ".join(f"{name} {value}" for name, value in {**load, **work}.items() if value is not None)
+    made = ", ".join(f"{name} {value}" for name, value in run.get("versions", {}).items())
+    machine = ", ".join(f"{name} {value}" for name, value in run.get("machine", {}).items())
+    rows = (("settings", given), ("client", made), ("client's machine", machine), ("key", str(run["key_fingerprint"])))
+    lines = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows if text)
+    words = (
+        "TTFT: due to the first event with a token. TPOT: (last token - first token) / (output tokens - 1). "
+        "E2E: due to the end. Means are for reference; nothing is judged by them."
     )
+    return f"<footer><dl>{lines}</dl><p>{words}</p></footer>"
+
+
+def _section(title: str, body: str, words: str) -> str:
+    below = f'<p class="words">{escape(words)}</p>' if words else ""
+    return f"<section><h2>{title}</h2>{body}{below}</section>"
+
+
+def _grid(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _number(value: float | None) -> str:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtest.archive import NoRun, columns, find_run, new_run_id, read_run, save_run
+from loadtest.charts import charts_of
 from loadtest.compare import compare, foreign, moved, other_settings, resampled
 from loadtest.driver import Progress
 from loadtest.fail_on import broken, parse_rule
@@ -21,6 +22,8 @@ from loadtest.figures import quantile, spread
 from loadtest.health import health
 from loadtest.monitor import Monitor
 from loadtest.page import figures_of
+from loadtest.picture import NoPictures, save_pictures
+from loadtest.reading import remarks
 from loadtest.record import Fault, Record
 from loadtest.report import report
 from loadtest.session import explained, token_counts
@@ -247,12 +250,48 @@ def reported(**more: Any) -> dict[str, Any]:
 def test_a_report_is_one_page_with_sound_charts_and_no_script():
     page = report(reported())
     charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(charts) == 7
+    assert len(charts) == 12
     for drawn in charts:
         ElementTree.fromstring(drawn)  # noqa: S314
-    assert "Latency and throughput against load" in page
-    assert "device busy %" in page
-    assert not re.search(r"<script|https?://(?!h/v1)|nan\b", page)
+    for title in ("TTFT against load", "Where the first token", "TTFT against the length", "Throughput over time"):
+        assert title in page
+    assert "device busy" in page
+    assert "300" in page  # answers of that many requests
+    assert not re.search(r"<script|(?:src|href)=|https?://(?!h/v1|www.w3.org/2000/svg)|nan\b", page)
+
+
+def test_a_report_says_where_a_server_is_full_and_what_the_time_goes_to():
+    kept = reported()
+    calm, busier = kept["stages"]
+    full = {**busier, "tps": calm["tps"] * 1.05, "ttft_ms": {**busier["ttft_ms"], "p50": 900.0, "p99": 5000.0}}
+    full |= {"errors": 1, "engine": {"busy": 0.4, "kv_usage": 0.9}, "goodput": {"slo_ms": {}, "rps": 1, "share": 0.5}}
+    said = {one.text: one.mood for one in remarks({**kept, "stages": [calm, full]})}
+    text = " ".join(said)
+    assert "it is full; more load only waits" in text
+    assert f"1 of {2 * calm['requests']} requests failed" in text
+    assert "P99 TTFT is 5.6 times P50" in text
+    assert "of the mean TTFT is engine_prefill" in text
+    assert "busy only 40%" in text
+    assert "90% of the KV cache" in text
+    assert [mood for one, mood in said.items() if "only" in one or "cache" in one] == ["watch"] * 3
+    assert {one.mood for one in remarks({**kept, "stages": [calm]})} <= {"good", "plain"}
+
+
+def test_every_chart_becomes_a_picture_with_letters(tmp_path, monkeypatch):
+    some = {
+        name: chart for name, chart in charts_of(reported()).items() if name in ("ttft-by-load", "busy", "gpu-memory")
+    }
+    monkeypatch.setattr("loadtest.picture.charts_of", lambda run: some)
+    files = save_pictures(reported(), tmp_path, "r")
+    # One without data is no picture.
+    assert [file.name for file in files] == ["r-ttft-by-load.png", "r-busy.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 3000 for file in files)
+
+
+def test_without_fonts_there_are_no_pictures_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("loadtest.picture.picture", lambda svg: b"blank")
+    with pytest.raises(NoPictures, match="no font is installed"):
+        save_pictures(reported(), tmp_path, "r")
 
 
 def test_what_a_server_said_is_text_in_a_report_and_never_markup():
@@ -269,7 +308,9 @@ def test_a_run_in_which_nothing_succeeded_can_be_reported():
     empty = reported(
         stages=[{**within(WINDOW, 0), **tallied([])}], requests=columns([failed], 0, lambda _record: 0), samples=[]
     )
-    assert "nothing was measured" in report(empty)
+    page = report(empty)
+    assert "No request was due in the part that counts." in page
+    assert 'id="ttft' not in page
 
 
 def tails(ttfts: list[float], prompts: list[int] | None = None, at: list[float] | None = None) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ LOAD_NS = 10_000_000_000
 _CHUNK = 500
 _IS_LOAD_TEST = f"coalesce(client_request_id GLOB '{LOAD_TEST_PREFIX}*', 0)"
 """Load tests name their requests (see protocol/ids.py)."""
+_MAKES_TOKENS = "surface IN ('chat', 'completions', 'responses', 'messages')"
 
 
 class Line(NamedTuple):
@@ -49,6 +50,7 @@ class WindowRows:
     """Reads one window, once."""
 
     def __init__(self, path: Path, *, since_ns: int, model: str | None, with_load_tests: bool = True) -> None:
+        """Without load tests, only requests that make tokens are read: what users waited for."""
         self._path = path
         self.model = model
         self._with_load_tests = with_load_tests
@@ -68,8 +70,10 @@ class WindowRows:
             (self.total,) = connection.execute(count, self._values).fetchone()
             where = self._where
             if not self._with_load_tests:
+                where += f" AND {_MAKES_TOKENS}"
+                count = f"SELECT count(*) FROM requests WHERE {where}"  # noqa: S608
+                (everything,) = connection.execute(count, self._values).fetchone()
                 where += f" AND NOT {_IS_LOAD_TEST}"
-                everything = self.total
                 count = f"SELECT count(*) FROM requests WHERE {where}"  # noqa: S608
                 (self.total,) = connection.execute(count, self._values).fetchone()
                 self.left_out = everything - self.total
