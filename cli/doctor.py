@@ -13,7 +13,7 @@ from cli.options import Json, Lang
 
 EPILOG = """
 It looks at base_url, key and model as the app is given them, at proxy variables and second credentials, and at the way
-there; then it asks one short question whole and one streamed (at most 128 tokens in all), and measures whether the
+there; then it asks one short question whole and one streamed (at most 80 tokens in all), and measures whether the
 stream's events come one by one. What it repairs on the way (a stray space, a wrong path) it says, and goes on. No key
 is ever printed, only its fingerprint.
 

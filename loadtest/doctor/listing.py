@@ -87,7 +87,7 @@ def _is_api(reply: Reply) -> bool:
 def _take(listing: Listing, reply: Reply, asker: Asker) -> None:
     hint = reply.headers.get(HINT, "").removeprefix("base_url=")
     if hint and not any(finding.check == "path" for finding in listing.found):
-        listing.found.append(warn("path", "path_tolerated", right=asker.shown(hint)))
+        listing.found.append(warn("path", "path_tolerated", right=_right(hint, listing.base_url)))
     elif not listing.found:
         listing.found.append(ok("path", "path_answers", url=asker.shown(reply.url)))
     listing.models = models_in(reply)
@@ -145,7 +145,7 @@ async def _search(asker: Asker, listing: Listing, reply: Reply) -> Listing:
         other = await asker.get(asker.url_of(place, "/models"))
         if _is_api(other):
             code = "path_too_short" if len(place) > len(given) else "path_too_long"
-            listing.found.append(fail("path", code, given=given, right=asker.shown(hint) or place))
+            listing.found.append(fail("path", code, given=given, right=_right(hint, place)))
             listing.base_url, listing.reply = place, other
             _take(listing, other, asker)
             return listing
@@ -163,6 +163,11 @@ async def _search(asker: Asker, listing: Listing, reply: Reply) -> Listing:
         said = asker.shown(reply.body[:400].decode("utf-8", "replace"))
         listing.found.append(skip("path", "path_no_list", status=reply.status, said=said))
     return listing
+
+
+def _right(hint: str, place: str) -> str:
+    """The base_url to set: what the gateway advertises, unless a proxy stands before it and that is its own address."""
+    return hint if hint and urlsplit(hint).netloc == urlsplit(place).netloc else place
 
 
 def _places(given: str, hinted: str | None, asker: Asker) -> list[str]:

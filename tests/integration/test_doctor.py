@@ -260,6 +260,7 @@ async def test_our_gateway_is_known_and_tells_more(tmp_path, surface: str) -> No
         seen = await doctor(gateway.origin, key=GATEWAY_KEY, surface=surface, model="m")
         wrong = [] if surface == "anthropic" else ["path_too_short"]
         assert seen.troubles == wrong
+        assert [seen[code].values["right"] for code in wrong] == [base_url for _ in wrong]
         seen = await doctor(base_url, key="sk-tl-nobodys", surface=surface, model="m")
         assert seen.troubles == ["auth_refused"]
 
