@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from test_cli_commands import state, tokenline  # noqa: F401  fixtures
 
 from cli.kv_memory import kv_memory
 from settings.schema import Settings
@@ -54,7 +53,7 @@ def test_without_an_engine_there_is_no_cache() -> None:
     assert kv_memory(Settings.model_validate({"state_dir": "/state", "engine": {"backend": "none"}})) is None
 
 
-def test_config_show_prints_it(tokenline, monkeypatch) -> None:  # noqa: F811
+def test_config_show_prints_it(tokenline, monkeypatch) -> None:
     monkeypatch.setenv("TOKENLINE_ENGINE__DEVICE", "cpu")
     _, out, _ = tokenline("config", "show")
     assert "KV cache   at most 1.80 GiB (1932735283 bytes)" in out

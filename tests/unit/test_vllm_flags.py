@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_commands import state, tokenline  # noqa: F401  fixtures
 
 from backend_engine.backends.vllm_command import UDS_SINCE, VllmCommand, check_listener, find_vllm, version_of
 from backend_engine.backends.vllm_flags import UNHEARD, check_vllm, inherited_by_vllm, notes_on, plan_of
@@ -219,7 +218,7 @@ def test_the_version_is_asked_of_the_python_that_the_command_runs_under(tmp_path
     assert version_of(sys.executable) is None
 
 
-def test_a_dry_run_prints_a_line_that_a_shell_reads_back(tokenline, monkeypatch) -> None:  # noqa: F811
+def test_a_dry_run_prints_a_line_that_a_shell_reads_back(tokenline, monkeypatch) -> None:
     monkeypatch.setenv("TOKENLINE_API_KEY", "sk-very-secret")
     file = str(EXAMPLES / "config-throughput.toml")
     code, out, err = tokenline("engine", "--backend", "vllm", "--config", file, "--dry-run")
@@ -237,7 +236,7 @@ def test_a_dry_run_prints_a_line_that_a_shell_reads_back(tokenline, monkeypatch)
     assert any("slot_reuse" in note for note in found["notes"])
 
 
-def test_a_dry_run_of_our_own_engine_has_nothing_to_print(tokenline) -> None:  # noqa: F811
+def test_a_dry_run_of_our_own_engine_has_nothing_to_print(tokenline) -> None:
     code, out, err = tokenline("engine", "--dry-run")
     assert (code, out) == (2, "")
     assert "--backend vllm" in err
