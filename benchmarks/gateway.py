@@ -3,6 +3,9 @@
 One core carries the proxy (Tokenline's relay worker and its observer, with auth, limits, ledger, metrics and tracing
 on), the other the mock upstream and the load. All in one run: it is the ratios that matter.
 
+The mock upstream is served as engines are (uvicorn) and computes nothing. What no engine can do, answering 60,000
+times a second, a second upstream of bare sockets does: the ratios with it are under `bare`, as the limit.
+
     python benchmarks/gateway.py --json            the whole table, some minutes
     python benchmarks/gateway.py --quick           under 50 seconds
     python benchmarks/gateway.py --peers litellm   where it is installed
@@ -175,29 +178,47 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="length of one cell")
     args = parser.parse_args()
     sweep = [1, 16] if args.quick else [1, 16, 64, 256]
-    seconds = args.seconds or (2.0 if args.quick else 5.0)
+    seconds = args.seconds or (1.2 if args.quick else 5.0)
     cores = sorted(os.sched_getaffinity(0))
     proxy_core, load_core = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     peers: dict[str, Any] = {"nginx": nginx, "tokenline": tokenline}
     if not (shutil.which("nginx") or Path("/usr/sbin/nginx").exists()):
         del peers["nginx"]
     peers |= {"litellm": litellm} if "litellm" in args.peers else {}
+    tables = {}
+    for upstream, connections in (("served", sweep), ("wire", [1, 16])):
+        tables[upstream] = table_of(upstream, connections, peers, seconds, (proxy_core, load_core))
+    result = {
+        "proxies": tables["served"],
+        "ratios": ratios(tables["served"]),
+        "bare": {"proxies": tables["wire"], "ratios": ratios(tables["wire"])},
+        "seconds_per_cell": seconds,
+        "cores": len(cores),
+    }
+    print(json.dumps(result, indent=1)) if args.json else show(result)
+
+
+def table_of(
+    upstream: str, sweep: list[int], peers: dict[str, Any], seconds: float, cores: tuple[int | None, int | None]
+) -> dict[str, Any]:
+    """proxy -> mode -> connections -> cell, with one of the mock upstreams (the module that it is)."""
+    proxy_core, load_core = cores
     table: dict[str, Any] = {}
     with ExitStack() as stack:
-        upstream = free_port()
-        command = [sys.executable, "-m", "benchmarks.wire", "upstream", "--port", str(upstream)]
-        stack.enter_context(running(command, load_core, upstream))
-        proxies = {"direct": Proxy(upstream, "/v1/chat/completions", "none", dict)}
+        port = free_port()
+        role = ["upstream"] if upstream == "wire" else []
+        command = [sys.executable, "-m", f"benchmarks.{upstream}", *role, "--port", str(port)]
+        stack.enter_context(running(command, load_core, port))
+        proxies = {"direct": Proxy(port, "/v1/chat/completions", "none", dict)}
         for name, start in peers.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"bench-{name}-")))
-            proxies[name] = stack.enter_context(start(upstream, proxy_core, folder))
+            proxies[name] = stack.enter_context(start(port, proxy_core, folder))
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         cells = [(mode, connections, name) for mode in MODES for connections in sweep for name in proxies]
-        for mode, connections, name in progress.track(cells, description="measuring"):
+        for mode, connections, name in progress.track(cells, description=f"measuring ({upstream})"):
             cell = measure(proxies[name], mode, connections, seconds, load_core)
             table.setdefault(name, {}).setdefault(mode, {})[str(connections)] = cell
-    result = {"proxies": table, "ratios": ratios(table), "seconds_per_cell": seconds, "cores": len(cores)}
-    print(json.dumps(result, indent=1)) if args.json else show(result)
+    return table
 
 
 def ratios(table: dict[str, Any]) -> dict[str, float | None]:
@@ -211,18 +232,23 @@ def ratios(table: dict[str, Any]) -> dict[str, float | None]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The table for people."""
-    table = Table("proxy", "mode", "connections", "req/s", "P50 ms", "P99 ms", "errors", "CPU share")
-    for name, modes in result["proxies"].items():
+    """The tables for people."""
+    console = Console()
+    for title, part in (("an upstream as engines are", result), ("an upstream of bare sockets", result["bare"])):
+        console.print(_table(title, part["proxies"]))
+        for name, value in part["ratios"].items():
+            console.print(f"{name}: {'unknown' if value is None else f'{value:.2f}'}")
+
+
+def _table(title: str, proxies: dict[str, Any]) -> Table:
+    table = Table("proxy", "mode", "connections", "req/s", "P50 ms", "P99 ms", "errors", "CPU share", title=title)
+    for name, modes in proxies.items():
         for mode, cells in modes.items():
             for connections, cell in cells.items():
                 share = ", ".join(f"{part} {value:.0%}" for part, value in cell.get("cpu_share", {}).items())
                 figures = (f"{cell[key]:.2f}" for key in ("rps", "p50_ms", "p99_ms"))
                 table.add_row(name, mode, connections, *figures, str(cell["errors"]), share)
-    console = Console()
-    console.print(table)
-    for name, value in result["ratios"].items():
-        console.print(f"{name}: {'unknown' if value is None else f'{value:.2f}'}")
+    return table
 
 
 if __name__ == "__main__":

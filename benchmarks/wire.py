@@ -26,7 +26,7 @@ _CHUNK = _event(choices=[{"index": 0, "delta": {"content": "word "}, "finish_rea
 _LAST = _event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
 _COUNTS = {"prompt_tokens": 9, "completion_tokens": EVENTS, "total_tokens": 9 + EVENTS}
 _USAGE = _event(choices=[], usage=_COUNTS) + b"data: [DONE]\n\n"
-_ANSWER = json.dumps(
+ANSWER = json.dumps(
     {
         "id": "c",
         "object": "chat.completion",
@@ -45,11 +45,12 @@ def _chunked(body: bytes) -> bytes:
 
 
 _WHOLE_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-    len(_ANSWER),
-    _ANSWER,
+    len(ANSWER),
+    ANSWER,
 )
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_STREAM_BODY = [_chunked(_CHUNK)] * EVENTS + [_chunked(_LAST), _chunked(_USAGE) + b"0\r\n\r\n"]
+STREAM_EVENTS = [*[_CHUNK] * EVENTS, _LAST, _USAGE]
+_STREAM_BODY = [*map(_chunked, STREAM_EVENTS[:-1]), _chunked(_USAGE) + b"0\r\n\r\n"]
 
 
 class _Upstream(asyncio.Protocol):

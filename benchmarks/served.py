@@ -1,0 +1,63 @@
+"""A mock upstream as engines are: an ASGI application served by uvicorn, as vLLM, SGLang and Tokenline's own are.
+
+    python -m benchmarks.served --port P
+
+It answers as `benchmarks.wire` does, and computes nothing: what it costs is what HTTP costs an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+
+from benchmarks.wire import ANSWER, STREAM_EVENTS
+
+_JSON = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(ANSWER))]
+_EVENTS = [(b"content-type", b"text/event-stream")]
+
+
+async def app(
+    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Whole, or an event for each turn of the loop; a GET (a health check) gets an empty object."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            break
+    if b'"stream":true' not in body:
+        await send({"type": "http.response.start", "status": 200, "headers": _JSON})
+        await send({"type": "http.response.body", "body": ANSWER})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+    for event in STREAM_EVENTS:
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b""})
+
+
+def main() -> None:
+    """Serves until it is ended."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, required=True)
+    port = parser.parse_args().port
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=port,
+        loop="uvloop",
+        http="httptools",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        backlog=2048,
+    )
+
+
+if __name__ == "__main__":
+    main()
