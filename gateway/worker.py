@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import socket
@@ -31,6 +30,7 @@ from gateway.upstreams.health import HealthChecks
 from gateway.upstreams.router import router_from
 from settings import Settings
 from settings.schema import ServerSettings
+from tracing import garbage
 from tracing.clock import Clock, SystemClock, host_identity
 from tracing.ledger import Ledger, WorkerState
 
@@ -110,9 +110,7 @@ class Worker:
             asyncio.create_task(watch_store(self._keys, self._verifier, self.clock)),
         ]
         self._lag.start()
-        # What start-up made stays; the collector need not look at it while requests are served.
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         try:
             yield
         finally:

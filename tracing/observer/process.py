@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from settings.schema import Settings
+from tracing import garbage
 from tracing.clock import SystemClock
 from tracing.observer.access_log import AccessLog
 from tracing.observer.app import Pages, ops_app
@@ -88,6 +89,7 @@ async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[AP
                 token=token.get_secret_value() if token is not None else None,
             ).app()
             async with _listening(app, ops_socket, settings), _listening(receiver, otlp_socket, settings):
+                garbage.settle()
                 log.info("observer ready: ops port %d, OTLP port %d", server.ops_port, server.otlp_port)
                 await stop.wait()
 
