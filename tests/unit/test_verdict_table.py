@@ -77,6 +77,11 @@ CASES = {
         "upstream_wait",
         "high",
     ),
+    "upstream_failure.revive_upstreams": Case(
+        failed(Outcome.UPSTREAM_ERROR, "upstream_unavailable", attempts=[], timings=None, upstream="none", **NO_ANSWER),
+        "connect",
+        "high",
+    ),
     "network.check_link": Case(delayed(8.5, 300), "connect", "high"),
     "network.check_client_link": Case(
         delayed(3, 300, client_rtt_ns=180 * MS), "receive", "high", ledger(client_rtt_ns=20 * MS)

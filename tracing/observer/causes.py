@@ -76,6 +76,11 @@ TABLE: tuple[Remedy, ...] = (
     Remedy(Cause.UPSTREAM_FAILURE, "replace_upstream", "`failed_attempts` has the largest excess"),
     Remedy(Cause.UPSTREAM_FAILURE, "mend_upstream", "the request ended with an upstream's error"),
     Remedy(
+        Cause.UPSTREAM_FAILURE,
+        "revive_upstreams",
+        "no upstream was asked, because each of the model's had failed repeatedly just before",
+    ),
+    Remedy(
         Cause.NETWORK,
         "check_link",
         "`connect` or `send` has the largest excess; `transit` only when those two were slow as well",

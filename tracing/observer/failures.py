@@ -17,6 +17,7 @@ def cause_of_failure(ledger: Ledger) -> Finding | None:
     numbers: Numbers = {
         "code": ledger.error_code or str(ledger.status),
         "failed": attempt.upstream if attempt else ledger.upstream,
+        "model": ledger.model,
         "error": (attempt.error or str(attempt.status)) if attempt else ledger.error_code,
     }
 
@@ -30,7 +31,9 @@ def cause_of_failure(ledger: Ledger) -> Finding | None:
     if ledger.outcome is Outcome.GATEWAY_ERROR:
         return found(Cause.UNKNOWN, "read_gateway_log", certain=False)
     if ledger.outcome is Outcome.UPSTREAM_ERROR:
-        return found(Cause.UPSTREAM_FAILURE, "mend_upstream", certain=bool(attempt and attempt.error))
+        if attempt is None:
+            return found(Cause.UPSTREAM_FAILURE, "revive_upstreams")
+        return found(Cause.UPSTREAM_FAILURE, "mend_upstream", certain=bool(attempt.error))
     if ledger.outcome is Outcome.UPSTREAM_TIMEOUT:
         if _client_did_not_read(ledger):
             numbers |= {"backpressure": ledger.backpressure_ns / 1e9, "unsent": ledger.unsent_bytes, "rtt": None}
