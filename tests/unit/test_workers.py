@@ -8,6 +8,7 @@ from meters_rig import Rig
 
 from tracing.clock import FakeClock
 from tracing.ledger import WorkerState
+from tracing.observer.waiting import Waiting
 from tracing.observer.workers import SILENCE_NS, Workers
 
 
@@ -23,6 +24,7 @@ class WorkersRig:
             max_names=4,
             dropped=self.rig.meters.ledgers_dropped,
             lagged=self.rig.meters.loop_lags,
+            waiting=Waiting(),
         )
 
     def report(self, pid: int, dropped: int = 0, **inflight: int) -> None:

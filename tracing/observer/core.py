@@ -24,6 +24,7 @@ from tracing.observer.slo import Objectives, SloCounter
 from tracing.observer.store import AddLateSpans, AddRow, AddSpans, ReplaceRow, Store
 from tracing.observer.usage import UsageBook
 from tracing.observer.verdict import Judge
+from tracing.observer.waiting import Waiting
 from tracing.observer.workers import Workers
 from tracing.spans import Span, gateway_spans
 from tracing.stages import timeline_of
@@ -50,12 +51,14 @@ class Observer:
         self.meters.expect((*(route.name for route in settings.models), *engine))
         if exporter is not None:
             exporter.count_dropped(self.meters.traces_dropped)
+        self._waiting = Waiting()
         self.workers = Workers(
             clock,
             self.meters.gauges,
             max_names=MAX_ROUTES,
             dropped=self.meters.ledgers_dropped,
             lagged=self.meters.loop_lags,
+            waiting=self._waiting,
         )
         self._slo = SloCounter(objectives, clock, self.meters.slo)
         self._bands = Bands(clock, self.meters.band_request, self.meters.band_seconds)
@@ -86,11 +89,13 @@ class Observer:
                 case FirstToken():
                     self.meters.first_token(record)
                     self._slo.first_token(record)
+                    self._waiting.answered(record.request_id)
                 case WorkerState():
                     self.workers.report(record)
                     self._slo.worker(record)
                 case Admitted():
                     self._slo.admitted(record)
+                    self._waiting.admitted(record)
 
     def take_spans(self, spans: Iterable[Span]) -> None:
         """Engine spans from the OTLP receiver."""
@@ -120,6 +125,7 @@ class Observer:
         return found
 
     def _close(self, ledger: Ledger) -> None:
+        self._waiting.answered(ledger.request_id)
         host = self.workers.host_of(ledger.worker, self._host)
         timeline = timeline_of(ledger, host)
         row = Row(ledger, timeline, host, self._keep.keeps(ledger, timeline))

@@ -11,6 +11,7 @@ from protocol.timings import HostIdentity
 from tracing.clock import Clock
 from tracing.ledger import WorkerState
 from tracing.observer.labels import Bounded
+from tracing.observer.waiting import Waiting
 
 SILENCE_NS = 5_000_000_000
 MAX_WORKERS = 1024
@@ -32,6 +33,7 @@ class Workers:
         max_names: int,
         dropped: Callable[[int], None],
         lagged: Callable[[int, list[int]], None],
+        waiting: Waiting,
     ) -> None:
         """`dropped` is told how many more ledgers were lost, `lagged` how late (ns) a worker's loop ran its ticks."""
         self._clock = clock
@@ -44,6 +46,7 @@ class Workers:
         self._models = Bounded(max_names)
         self._dropped = dropped
         self._lagged = lagged
+        self._waiting = waiting
         self._seen: dict[int, _Seen] = {}  # by pid, the longest silent first
         self._published: set[str] = set()
         self._waited: set[str] = set()
@@ -56,7 +59,9 @@ class Workers:
         lost = state.ledgers_dropped - lost_before if state.ledgers_dropped >= lost_before else state.ledgers_dropped
         if lost > 0:
             self._dropped(lost)
-        self._seen[state.pid] = _Seen(state, self._clock.mono_ns())
+        now_ns = self._clock.mono_ns()
+        self._seen[state.pid] = _Seen(state, now_ns)
+        self._waiting.report(state, now_ns)
         if len(self._seen) > MAX_WORKERS:
             del self._seen[next(iter(self._seen))]
         if state.loop_lags:
@@ -78,10 +83,9 @@ class Workers:
         self._queue_depth.set(sum(state.queue_depth for state in live))
         now = self._clock.mono_ns()
         ages = dict.fromkeys(self._waited, 0.0)
-        for state in live:
-            for model, ingress in state.waiting.items():
-                (name,) = self._models.keep(model)
-                ages[name] = max(ages.get(name, 0.0), (now - ingress) / 1e9)
+        for model, ingress in self._waiting.oldest(state.worker for state in live).items():
+            (name,) = self._models.keep(model)
+            ages[name] = max(ages.get(name, 0.0), (now - ingress) / 1e9)
         for name, seconds in ages.items():
             self._oldest_waiting.labels(name).set(seconds)
         self._waited = set(ages)
