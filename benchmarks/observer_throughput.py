@@ -34,10 +34,11 @@ FRAME_REQUESTS = 20
 
 def observe() -> None:
     """The process under measurement."""
+    from settings.feed import Feed
     from tracing.observer.process import run_observer
 
     settings = Settings.model_validate_json(sys.argv[2])
-    run_observer(settings, admin_key_hash=hashlib.sha256(b"benchmark").digest())
+    run_observer(Feed(settings), admin_key_hash=hashlib.sha256(b"benchmark").digest())
 
 
 def ledger(number: int) -> Ledger:

@@ -35,6 +35,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.gateway import free_port, running
+from settings.feed import Feed
 from settings.schema import Settings
 
 KEY = "bench-key"
@@ -50,7 +51,7 @@ def serve(tracing: str, settings: Settings) -> None:
 
     if tracing == "off":
         _switch_off(worker)
-    worker.run_worker(settings)
+    worker.run_worker(Feed(settings))
 
 
 def _switch_off(worker: Any) -> None:

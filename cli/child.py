@@ -1,8 +1,9 @@
 """One process of Tokenline under the supervisor: `python -m cli.child ROLE PARENT_PID`.
 
-Standard input brings the settings in one line (so no secret is in an argument) and then stays open: its end means that
-the supervisor is gone, and this process ends with all that it started, kill -9 of the supervisor included. The pipe on
-standard output takes one line that says why this process could not go on; prints go to standard error.
+Standard input brings the settings in one line (so no secret is in an argument), later what a reload makes of them, and
+stays open: its end means that the supervisor is gone, and this process ends with all that it started, kill -9 of the
+supervisor included. The pipe on standard output takes what is said to the supervisor, such as one line that says why
+this process could not go on; prints go to standard error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from settings.errors import SettingsError
-from settings.schema import Settings
+from settings.feed import Feed, Message
 from settings.transfer import unpack_settings
 
 ROOMS = ("settings", "protocol", "tracing", "gateway", "backend_engine", "dashboards", "cli")
@@ -38,32 +39,53 @@ class Control:
         _die_with(parent_pid)
         self._from_parent = os.dup(0)
         self._to_parent = os.dup(1)
+        self._lock = threading.Lock()
+        self._early: list[Message] = []
+        """Messages that came before anybody listened."""
+        self._heard: Callable[[Message], None] = self._early.append
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
         os.dup2(2, 1)
 
     def receive(self) -> bytes:
-        """The line that the supervisor sent; from then on the pipe is watched for its end."""
-        line = bytearray()
-        while not line.endswith(b"\n"):
+        """The line that the supervisor sent; from then on the pipe is watched for messages and its end."""
+        read = bytearray()
+        while b"\n" not in read:
             piece = os.read(self._from_parent, 65536)
             if not piece:
                 sys.exit("the supervisor ended before it sent the settings")
-            line += piece
-        threading.Thread(target=self._end_with_parent, name="supervisor-watch", daemon=True).start()
+            read += piece
+        line, _, more = bytes(read).partition(b"\n")
+        threading.Thread(target=self._hear_to_the_end, args=(more,), name="supervisor-watch", daemon=True).start()
         # The thread ends the whole group; the kernel's signal would end this process first and leave the others.
         _set_parent_death_signal(0)
-        return bytes(line)
+        return line
+
+    def hear(self, heard: Callable[[Message], None]) -> None:
+        """From now on messages of the supervisor go there, on a thread of their own; first those that came before."""
+        with self._lock:
+            self._heard = heard
+            for message in self._early:
+                heard(message)
+
+    def tell(self, message: Message) -> None:
+        """Says something to the supervisor."""
+        os.write(self._to_parent, json.dumps(message).encode() + b"\n")
 
     def tell_failure(self, message: str) -> None:
         """Leaves the reason for the supervisor to read."""
-        with os.fdopen(os.dup(self._to_parent), "w") as out:
-            out.write(json.dumps({"failed": message}) + "\n")
+        self.tell({"failed": message})
 
-    def _end_with_parent(self) -> None:
-        while os.read(self._from_parent, 65536):
-            pass
+    def _hear_to_the_end(self, unread: bytes) -> None:
+        piece = b""
+        while True:
+            *lines, unread = (unread + piece).split(b"\n")
+            for line in lines:
+                with self._lock:
+                    self._heard(json.loads(line))
+            if not (piece := os.read(self._from_parent, 65536)):
+                break
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -81,25 +103,26 @@ def _set_parent_death_signal(number: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _run_worker(settings: Settings, number: int = 0) -> None:
+def _run_worker(feed: Feed, number: int = 0) -> None:
     from gateway.worker import run_worker
 
-    run_worker(settings, worker=number)
+    run_worker(feed, worker=number)
 
 
-def _run_observer(settings: Settings) -> None:
+def _run_observer(feed: Feed) -> None:
     from dashboards.console import console
     from gateway.admin import keys_router
     from tracing.observer.process import run_observer
 
-    assert settings.server.admin_key is not None, "the supervisor sends the admin key"
-    key_hash = hashlib.sha256(settings.server.admin_key.get_secret_value().encode()).digest()
-    run_observer(
-        settings, admin_key_hash=key_hash, routers=(keys_router(settings),), pages=console(admin_key_hash=key_hash)
-    )
+    admin_key = feed.settings.server.admin_key
+    assert admin_key is not None, "the supervisor sends the admin key"
+    key_hash = hashlib.sha256(admin_key.get_secret_value().encode()).digest()
+    keys = keys_router(lambda: feed.settings)
+    run_observer(feed, admin_key_hash=key_hash, routers=(keys,), pages=console(admin_key_hash=key_hash))
 
 
-def _run_engine(settings: Settings) -> None:
+def _run_engine(feed: Feed) -> None:
+    settings = feed.settings
     if settings.engine.backend == "vllm":
         from backend_engine.backends.vllm_process import run_vllm
 
@@ -110,7 +133,8 @@ def _run_engine(settings: Settings) -> None:
     run_engine(settings, socket=settings.engine_socket)
 
 
-def _run_engine_alone(settings: Settings) -> None:
+def _run_engine_alone(feed: Feed) -> None:
+    settings = feed.settings
     if settings.engine.backend == "vllm":
         from backend_engine.backends.vllm_process import run_vllm
 
@@ -121,7 +145,7 @@ def _run_engine_alone(settings: Settings) -> None:
     run_engine(settings, socket=None)
 
 
-ROLES: dict[str, Callable[[Settings], None]] = {
+ROLES: dict[str, Callable[[Feed], None]] = {
     "worker": _run_worker,
     "observer": _run_observer,
     "engine": _run_engine,
@@ -134,10 +158,12 @@ def _over_spinner() -> str:
     return "\r\x1b[K" if sys.stderr.isatty() else ""
 
 
-def run_role(role: Callable[[Settings], None], control: Control) -> int:
+def run_role(role: Callable[[Feed], None], control: Control) -> int:
     """Runs one role to its end. Gives the exit code; the reason of a failure went to the supervisor."""
     try:
         settings = unpack_settings(control.receive())
+        feed = Feed(settings, control.tell)
+        control.hear(feed.put)
         logging.basicConfig(
             level=settings.logging.level.upper(),
             stream=sys.stderr,
@@ -145,7 +171,7 @@ def run_role(role: Callable[[Settings], None], control: Control) -> int:
         )
         for name in CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-        role(settings)
+        role(feed)
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:

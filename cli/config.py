@@ -1,4 +1,4 @@
-"""`tokenline config`: what is in effect and where it came from; what can be set."""
+"""`tokenline config`: what is in effect and where it came from; what can be set; taking a new one into force."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from cli.errors import EXIT_CODES
-from cli.options import Config, Json
+from cli.options import Config, Json, OpsUrl
 
 HIDDEN = "(set, hidden)"
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Shows the configuration in effect, or everything that can be set.",
+    help="Shows the configuration in effect or everything that can be set, or has a running gateway reload it.",
     epilog=EXIT_CODES,
 )
 
@@ -73,6 +73,44 @@ def show(config: Config = None, as_json: Json = False) -> None:
             line.append(f"   ({origin})", style="cyan")
         out.print(line, soft_wrap=True)
     say_notes(loaded.notes)
+
+
+@app.command(
+    epilog=f"""
+Examples:
+
+\b
+  tokenline config reload
+  tokenline config reload --ops-url http://gateway.internal:9464 --json | jq .needs_restart
+  kill -HUP $(cat ~/.local/state/tokenline/gateway.lock)     the same, without an answer
+
+{EXIT_CODES}
+"""
+)
+def reload(ops_url: OpsUrl = None, config: Config = None, as_json: Json = False) -> None:
+    """Has a running gateway read its configuration again: models, upstreams, plans, objectives, limits.
+
+    Requests that run are not touched. A configuration that can't be used changes nothing.
+    """
+    from cli.ops import ops_client
+    from cli.output import print_json
+
+    found = ops_client(ops_url, config).request("POST", "/reload")
+    if as_json:
+        print_json(found)
+        return
+    lines = [
+        f"{words}: {', '.join(found[name])}"
+        for name, words in (
+            ("added", "added"),
+            ("removed", "removed"),
+            ("changed", "changed"),
+            ("needs_restart", "not taken, needs a restart"),
+            ("late", "not confirmed yet by"),
+        )
+        if found.get(name)
+    ]
+    typer.echo("\n".join(lines) or "nothing is different")
 
 
 @app.command(

@@ -14,8 +14,9 @@ from cli.extras import check_engine_installed
 from cli.output import say, say_notes
 from cli.process import ChildProcess, child_command
 from cli.readiness import Probe, loopback_url
+from cli.reload import Reloader
 from cli.signals import Asked, ending_signals
-from cli.supervise import Part, Supervisor
+from cli.supervise import Part, Running, Supervisor
 from cli.vllm import check_vllm_startable
 from settings.checks import (
     check_answerable,
@@ -27,7 +28,6 @@ from settings.checks import (
 from settings.loader import Loaded
 from settings.paths import prepare_state_dir
 from settings.schema import Settings
-from settings.transfer import pack_settings
 
 TICK_SECONDS = 0.1
 GRACE_SECONDS = 5.0
@@ -46,16 +46,24 @@ class Process:
     grace_seconds: float
 
 
-def run_up(loaded: Loaded, *, as_json: bool) -> None:
+Load = Callable[[], Loaded]
+"""Reads the configuration: at the start, and for every reload."""
+
+
+def run_up(load: Load, *, as_json: bool) -> None:
     """Everything that the settings ask for, until asked to end."""
-    _run_gateway_side(loaded, as_json=as_json)
+    _run_gateway_side(load, as_json=as_json)
 
 
-def run_gateway(loaded: Loaded, *, as_json: bool) -> None:
+def run_gateway(load: Load, *, as_json: bool) -> None:
     """The gateway's side alone: the engine, if there is one, runs elsewhere and is an upstream like any other."""
+    _run_gateway_side(lambda: _without_engine(load()), as_json=as_json)
+
+
+def _without_engine(loaded: Loaded) -> Loaded:
     settings = loaded.settings
     alone = settings.model_copy(update={"engine": settings.engine.model_copy(update={"backend": "none"})})
-    _run_gateway_side(Loaded(alone, loaded.origins, loaded.notes, loaded.file), as_json=as_json)
+    return Loaded(alone, loaded.origins, loaded.notes, loaded.file)
 
 
 def run_engine_alone(loaded: Loaded, *, as_json: bool) -> None:
@@ -80,10 +88,11 @@ def run_engine_alone(loaded: Loaded, *, as_json: bool) -> None:
             key_is_configured=server.api_key is not None,
             model=settings.engine_model_name,
         )
-        _run(settings, [engine], lambda: announce(facts, as_json=as_json))
+        _run(settings, [engine], lambda: announce(facts, as_json=as_json), None)
 
 
-def _run_gateway_side(loaded: Loaded, *, as_json: bool) -> None:
+def _run_gateway_side(load: Load, *, as_json: bool) -> None:
+    loaded = load()
     settings = loaded.settings
     check_answerable(settings)
     check_startable(settings)
@@ -105,7 +114,16 @@ def _run_gateway_side(loaded: Loaded, *, as_json: bool) -> None:
             ops_url=loopback_url(settings.server.ops_host, settings.server.ops_port, ""),
             otlp_url=settings.otlp_endpoint,
         )
-        _run(settings, _processes(settings, with_engine=with_engine), lambda: announce(facts, as_json=as_json))
+        processes = _processes(settings, with_engine=with_engine)
+        _run(settings, processes, lambda: announce(facts, as_json=as_json), lambda: _loaded_again(load))
+
+
+def _loaded_again(load: Load) -> Settings:
+    """Settings that a running gateway could take. Raises SettingsError or CliError that says why they can't be used."""
+    settings = load().settings
+    check_answerable(settings)
+    check_startable(settings)
+    return with_admin_key(settings)
 
 
 def _check_engine(loaded: Loaded) -> tuple[str, ...]:
@@ -143,10 +161,20 @@ def _processes(settings: Settings, *, with_engine: bool) -> list[Process]:
     return [*workers, engine, observer] if with_engine else [*workers, observer]
 
 
-def _run(settings: Settings, processes: Sequence[Process], announce_ready: Callable[[], None]) -> None:
-    """Starts, waits until all are ready, keeps them running, ends them."""
-    line = pack_settings(settings)
-    parts = [Part(process.name, _starter(process.role, line), process.grace_seconds) for process in processes]
+def _run(
+    settings: Settings,
+    processes: Sequence[Process],
+    announce_ready: Callable[[], None],
+    load: Callable[[], Settings] | None,
+) -> None:
+    """Starts, waits until all are ready, keeps them running, ends them. Without `load` nothing can be reloaded."""
+    reloadable = {process.name for process in processes if process.role.partition(":")[0] in ("worker", "observer")}
+
+    def taking_settings() -> dict[str, Running]:
+        return {name: running for name, running in supervisor.running().items() if name in reloadable}
+
+    reloader = Reloader(settings, load or _nothing_to_reload, taking_settings, say=say)
+    parts = [Part(process.name, _starter(process.role, reloader), process.grace_seconds) for process in processes]
     supervisor = Supervisor(parts, say=say)
     with ending_signals() as asked:
         try:
@@ -155,6 +183,10 @@ def _run(settings: Settings, processes: Sequence[Process], announce_ready: Calla
                 announce_ready()
                 while not asked.to_end:
                     supervisor.tick()
+                    if asked.to_reload:
+                        asked.to_reload = False
+                        reloader.ask()
+                    reloader.tick()
                     time.sleep(TICK_SECONDS)
         finally:
             if asked.to_end:
@@ -163,8 +195,13 @@ def _run(settings: Settings, processes: Sequence[Process], announce_ready: Calla
             supervisor.stop(lambda: asked.to_hurry)
 
 
-def _starter(role: str, line: bytes) -> Callable[[], ChildProcess]:
-    return lambda: ChildProcess(child_command(role), line)
+def _starter(role: str, reloader: Reloader) -> Callable[[], ChildProcess]:
+    """Starts a process with the settings that are in force then."""
+    return lambda: ChildProcess(child_command(role), reloader.line)
+
+
+def _nothing_to_reload() -> Settings:
+    raise CliError("the engine takes its settings at its start only; end it and start it again")
 
 
 def _wait_until_ready(supervisor: Supervisor, processes: Sequence[Process], asked: Asked) -> bool:

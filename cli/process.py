@@ -1,4 +1,4 @@
-"""One child process: started with its settings on a pipe, asked to end, made to end."""
+"""One child process: started with its settings on a pipe, talked to over it, asked to end, made to end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from settings.feed import Message
+
+PIPE_BYTES = 65536
+MAX_LINE_BYTES = 2**20
 
 
 class ChildProcess:
@@ -25,6 +30,11 @@ class ChildProcess:
         # A child that died at once is found at the next look.
         with contextlib.suppress(BrokenPipeError):
             self._to_child.write(settings_line + b"\n")
+        # From here on nobody waits for a child that does not read.
+        os.set_blocking(self._to_child.fileno(), False)
+        self._unsent = bytearray()
+        self._unread = bytearray()
+        self._failure: str | None = None
 
     @property
     def pid(self) -> int:
@@ -44,11 +54,38 @@ class ChildProcess:
 
     def failure(self) -> str | None:
         """The reason that it left, once it has ended."""
+        self.messages()
+        return self._failure
+
+    def send(self, message: Message) -> None:
+        """Tells it something; what its pipe has no room for goes with the next call of `messages`."""
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self._push()
+
+    def messages(self) -> list[Message]:
+        """What it has said since the last time. Call it now and then."""
+        self._push()
+        while piece := self._from_child.read(PIPE_BYTES):
+            self._unread += piece
+        *lines, rest = bytes(self._unread).split(b"\n")
+        self._unread = bytearray(rest[-MAX_LINE_BYTES:])
+        found = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # a library of the child's wrote there
+            if isinstance(message, dict):
+                self._failure = str(message["failed"]) if message.keys() == {"failed"} else self._failure
+                found.append(message)
+        return found
+
+    def _push(self) -> None:
         try:
-            said = self._from_child.read(65536) or b""
-            return str(json.loads(said.splitlines()[0])["failed"])
-        except (BlockingIOError, ValueError, IndexError, KeyError):
-            return None
+            while self._unsent and (taken := self._to_child.write(self._unsent[:PIPE_BYTES])):
+                del self._unsent[:taken]
+        except (BrokenPipeError, ValueError):  # it has ended: what it was told, its successor is started with
+            self._unsent.clear()
 
     def terminate(self) -> None:
         """Asks it to end in order."""

@@ -12,7 +12,8 @@ _INTRODUCTION = """\
 <!-- Made from settings/schema.py by `tokenline config schema --markdown`; a test keeps it current. -->
 
 One TOML file: the one of `--config`, else of `TOKENLINE_CONFIG`, else `./tokenline.toml`, else built-in defaults.
-`tokenline config show` prints what is in effect and where each value came from.
+`tokenline config show` prints what is in effect and where each value came from; `tokenline config reload` has a running
+gateway take a changed one ([reload.md](reload.md)).
 
 - **Environment.** Every key can be overridden: `TOKENLINE_SCHEDULER__MAX_NUM_SEQS=64`. Numbers, `true` and `false` are
   read as in TOML. An empty variable counts as not set. Entries of lists are counted from 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cli.backoff import Backoff
+from settings.feed import Message
 
 
 class Running(Protocol):
@@ -21,6 +22,8 @@ class Running(Protocol):
     def failure(self) -> str | None: ...
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
+    def send(self, message: Message) -> None: ...
+    def messages(self) -> list[Message]: ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ class Supervisor:
         """Starts every part."""
         for place in self._places:
             self._launch(place)
+
+    def running(self) -> dict[str, Running]:
+        """Parts that run now, by name."""
+        return {place.part.name: place.running for place in self._places if place.running is not None}
 
     def mark_ready(self, name: str) -> None:
         """From now on the part is started again whenever it ends."""

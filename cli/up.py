@@ -78,17 +78,20 @@ def up(
     """
     from cli.instance import run_up
 
-    loaded = _load(config, model, device, backend)
-    if (model or device) and loaded.settings.engine.backend == "none":
-        raise CliError('--model and --device are for the engine, but engine.backend is "none"', Exit.USAGE)
-    run_up(loaded, as_json=as_json)
+    def load() -> Any:
+        loaded = _load(config, model, device, backend)
+        if (model or device) and loaded.settings.engine.backend == "none":
+            raise CliError('--model and --device are for the engine, but engine.backend is "none"', Exit.USAGE)
+        return loaded
+
+    run_up(load, as_json=as_json)
 
 
 def gateway(config: Config = None, as_json: Json = False) -> None:
     """Runs the gateway and its observer, in front of [[upstreams]]; no engine."""
     from cli.instance import run_gateway
 
-    run_gateway(_load(config, None, None), as_json=as_json)
+    run_gateway(lambda: _load(config, None, None), as_json=as_json)
 
 
 def engine(

@@ -66,25 +66,25 @@ class Rotation(BaseModel):
     grace_seconds: float = Field(0, ge=0, le=MAX_GRACE_SECONDS, description="The old secret works this much longer.")
 
 
-def keys_router(settings: Settings) -> APIRouter:
-    """Routes /keys (list, create, show, alter, rotate, revoke), /plans and /usage."""
+def keys_router(current: Callable[[], Settings]) -> APIRouter:
+    """Routes /keys (list, create, show, alter, rotate, revoke), /plans and /usage. `current`: the settings in force."""
     router = APIRouter(tags=["keys"])
-    store = open_store(settings)
-    _add_key_routes(router, settings, store)
+    store = open_store(current())
+    _add_key_routes(router, current, store)
 
     @router.get("/plans")
     def list_plans() -> dict[str, Any]:
-        return shown_plans(settings)
+        return shown_plans(current())
 
     @router.get("/usage")
     def usage(window: str = "24h", by: Annotated[Literal["key", "team", "model"], Query()] = "key") -> dict[str, Any]:
         """Requests and tokens of the window, by key, team or model."""
-        return _asked(lambda: usage_of(settings, window, by, time.time_ns()))
+        return _asked(lambda: usage_of(current(), window, by, time.time_ns()))
 
     return router
 
 
-def _add_key_routes(router: APIRouter, settings: Settings, store: Keys) -> None:
+def _add_key_routes(router: APIRouter, current: Callable[[], Settings], store: Keys) -> None:
     @router.get("/keys")
     def list_keys() -> dict[str, Any]:
         return {"keys": [record.public() for record in _asked(store.list)]}
@@ -92,7 +92,7 @@ def _add_key_routes(router: APIRouter, settings: Settings, store: Keys) -> None:
     @router.post("/keys", status_code=201)
     def create_key(new: Annotated[KeyAsked, Body()]) -> dict[str, Any]:
         def create() -> dict[str, Any]:
-            check_plan(settings, new.plan)
+            check_plan(current(), new.plan)
             secret, record = store.create(new.as_new_key())
             return {"secret": secret, **record.public()}
 
@@ -105,7 +105,7 @@ def _add_key_routes(router: APIRouter, settings: Settings, store: Keys) -> None:
     @router.patch("/keys/{id_or_alias}")
     def alter_key(id_or_alias: str, change: Annotated[Change, Body()]) -> dict[str, Any]:
         def alter() -> dict[str, Any]:
-            check_plan(settings, change.plan)
+            check_plan(current(), change.plan)
             return store.alter(id_or_alias, change.as_key_change()).public()
 
         return _asked(alter)

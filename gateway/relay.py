@@ -56,6 +56,11 @@ class Relay:
         self._balancer = balancer
         self._retries = RetryBudget()
 
+    def reload(self, limits: ServerSettings, router: Router) -> None:
+        """For requests that route from now on; those that have go on with the table that they have looked into."""
+        self._limits = limits
+        self.router = router
+
     async def serve(self, exchange: Exchange, surface: Surface) -> None:
         """One request from its headers to its last byte. Raises ApiError where the client must be told, ClientLeft."""
         ledger, clock = exchange.ledger, exchange.clock

@@ -17,6 +17,7 @@ from gateway.app import build_app, data_plane
 from gateway.client_clock import TrustedProxies
 from gateway.connection import Protocol
 from gateway.ingress import Ingress
+from gateway.keys.plans import Plans
 from gateway.keys.stores import LOOKUP_SECONDS, open_store
 from gateway.keys.verify import KeyVerifier
 from gateway.keys.watch import StoredKeys, watch_store
@@ -29,6 +30,7 @@ from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.health import HealthChecks
 from gateway.upstreams.router import router_from
 from settings import Settings
+from settings.feed import Feed
 from settings.schema import ServerSettings
 from tracing import garbage
 from tracing.clock import Clock, SystemClock, host_identity
@@ -40,8 +42,9 @@ BACKLOG = 2048
 class Worker:
     """Everything that a relay worker is made of, and its beginning and end."""
 
-    def __init__(self, settings: Settings, worker: int, clock: Clock) -> None:
+    def __init__(self, settings: Settings, worker: int, clock: Clock, feed: Feed | None = None) -> None:
         self._number = worker
+        self._feed = feed
         self.clock = clock
         self._balancer = Balancer(clock, random.SystemRandom())
         self._client = UpstreamClient(clock)
@@ -51,10 +54,13 @@ class Worker:
         self._admission = Admission(settings.server)
         self._unanswered: dict[str, Ledger] = {}
         self._keys = StoredKeys(lambda: open_store(settings, LOOKUP_SECONDS))
-        self._limiter = limiter_from(settings, clock)
+        self._plans = Plans(settings.plans, settings.keys.default_plan)
+        self._limiter = limiter_from(settings, clock, self._plans)
         self._router = router_from(settings)
+        self._health = HealthChecks(self._balancer, self._client)
+        self._health.follow(self._router.checked)
         self._verifier = KeyVerifier(self._keys.find, clock, api_key.get_secret_value() if api_key else None)
-        relay = Relay(
+        self._relay = Relay(
             settings.server,
             self._verifier,
             self._limiter,
@@ -64,7 +70,7 @@ class Worker:
             self._reporter,
             self._balancer,
         )
-        application = build_app(relay, settings.advertised_base_url)
+        application = build_app(self._relay, settings.advertised_base_url)
         application.router.lifespan_context = self._lifespan
         proxies = TrustedProxies(settings.server.trusted_proxies)
         self.app = Ingress(
@@ -78,19 +84,43 @@ class Worker:
             self._unanswered,
         )
 
+    def reload(self, settings: Settings) -> None:
+        """Takes new settings into force, as far as `settings.reloading` lets them change.
+
+        Nothing is taken from requests that have routed. What is known of an upstream that stays where it was (breaker,
+        TTFT, connections) is kept; of one that has gone it is forgotten when its last request has ended.
+        """
+        router = router_from(settings)
+        api_key = settings.server.api_key
+        self._verifier.set_bootstrap(api_key.get_secret_value() if api_key else None)
+        self._plans.replace(settings.plans, settings.keys.default_plan)
+        self._relay.reload(settings.server, router)
+        self._admission.resize(settings.server)
+        self._router = router
+        self._health.follow(router.checked)
+        self._client.keep(router.upstreams)
+
     def _state(self, dropped: int) -> WorkerState:
+        self._balancer.keep(self._router.upstreams)
         return WorkerState(
             worker=self._number,
             pid=os.getpid(),
             host=host_identity(),
-            inflight={name: upkeep.outstanding for name, upkeep in self._balancer.upkeep.items()},
-            breakers={name: int(upkeep.breaker.state) for name, upkeep in self._balancer.upkeep.items()},
+            inflight=self._inflight(),
+            breakers={upstream.name: int(upstream.breaker.state) for upstream in self._balancer.upkeep},
             ledgers_dropped=dropped,
             queue_depth=self._admission.waiting,
             waiting=self._oldest_waiting(),
             loop_lags=self._lag.drain(),
             limits_degraded=self._limiter.degraded,
         )
+
+    def _inflight(self) -> dict[str, int]:
+        """Upstream -> requests there, those included that it still has from before it was moved or taken out."""
+        found: dict[str, int] = {}
+        for upstream in self._balancer.upkeep:
+            found[upstream.name] = found.get(upstream.name, 0) + upstream.outstanding
+        return found
 
     def _oldest_waiting(self) -> dict[str, int]:
         """Model -> ingress of its oldest stream that has routed and has no first token yet."""
@@ -106,9 +136,11 @@ class Worker:
         tasks = [
             asyncio.create_task(self._reporter.run()),
             asyncio.create_task(self._limiter.run()),
-            asyncio.create_task(HealthChecks(self._balancer, self._client).run(self._router.checked)),
+            asyncio.create_task(self._health.run()),
             asyncio.create_task(watch_store(self._keys, self._verifier, self.clock)),
         ]
+        if self._feed is not None:
+            self._feed.listen(self.reload)
         self._lag.start()
         garbage.settle()
         try:
@@ -122,11 +154,12 @@ class Worker:
             await self._limiter.close()
 
 
-def run_worker(settings: Settings, *, worker: int = 0) -> None:
+def run_worker(feed: Feed, *, worker: int = 0) -> None:
     """Serves the tenant port until SIGTERM or SIGINT, then drains for at most server.drain_seconds."""
+    settings = feed.settings
     server = settings.server
     config = uvicorn.Config(
-        Worker(settings, worker, SystemClock()).app,
+        Worker(settings, worker, SystemClock(), feed).app,
         host=server.host,
         port=server.port,
         loop="uvloop",

@@ -293,6 +293,18 @@ class Settings(BaseModel):
         return self.engine.backend != "none"
 
     @property
+    def public_models(self) -> tuple[str, ...]:
+        """Every model name that apps can ask for."""
+        engine = (self.engine_model_name,) if self.has_engine else ()
+        return (*(route.name for route in self.models), *engine)
+
+    @property
+    def upstream_names(self) -> tuple[str, ...]:
+        """Every upstream, the co-located engine among them."""
+        engine = (ENGINE_UPSTREAM,) if self.has_engine else ()
+        return (*(upstream.name for upstream in self.upstreams), *engine)
+
+    @property
     def engine_unix_socket(self) -> Path | None:
         """The co-located engine's socket; None where it listens on a loopback port (`engine_origin`)."""
         by_port = self.engine.backend == "vllm" and self.engine.vllm_port is not None

@@ -233,6 +233,8 @@ def _flatten_map(value: Any, inner: type[BaseModel], here: Path_, origin: str, g
         if not isinstance(entry, dict):
             key = f"{dotted}.{name}" if name else dotted
             raise SettingsError(f"{origin}: {key} is not a table; write its keys under [{dotted}.default]")
+        if not entry:
+            raise SettingsError(f"{origin}: {dotted}.{name} is an empty table; fill it or take it out")
         _flatten(entry, inner, (*here, str(name)), origin, given)
 
 

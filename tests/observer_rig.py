@@ -37,6 +37,7 @@ def main() -> None:
     from fastapi import APIRouter
 
     from dashboards.console import console
+    from settings.feed import Feed
     from tracing.observer.process import run_observer
 
     router = APIRouter(prefix="/extra")
@@ -47,7 +48,7 @@ def main() -> None:
 
     settings = Settings.model_validate_json(sys.argv[1])
     key_hash = hashlib.sha256(ADMIN_KEY.encode()).digest()
-    run_observer(settings, admin_key_hash=key_hash, routers=(router,), pages=console(key_hash))
+    run_observer(Feed(settings), admin_key_hash=key_hash, routers=(router,), pages=console(key_hash))
 
 
 def free_port() -> int:

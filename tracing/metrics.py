@@ -192,6 +192,17 @@ GATEWAY: tuple[Metric, ...] = (
     ),
     Metric("tokenline_traces_dropped_total", "counter", "Traces not stored, by reason.", ("reason",)),
     Metric("tokenline_traces_kept_total", "counter", "Traces whose spans were stored."),
+    Metric(
+        "tokenline_config_reloads_total",
+        "counter",
+        "Reloads of the configuration while processes run; failed: what was in force before stays so.",
+        ("result",),
+    ),
+    Metric(
+        "tokenline_config_last_success_timestamp_seconds",
+        "gauge",
+        "When the configuration in force was read (seconds since 1970).",
+    ),
     Metric("tokenline_spans_received_total", "counter", "Spans taken by the OTLP receiver.", ("result",)),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.grafana.board import MODEL, ROUTE, UPSTREAM, Board
 from dashboards.grafana.panel import Panel, Query, Row
 from dashboards.prometheus.gateway_alerts import FAILED, JUDGED
-from dashboards.prometheus.promql import or_zero, quantile, rate, selected, summed
+from dashboards.prometheus.promql import increase, or_zero, quantile, rate, selected, summed
 from dashboards.prometheus.recording import FIGURES, QUANTILES
 
 RATE, RANGE = "$__rate_interval", "$__range"
@@ -143,6 +143,7 @@ def _upstreams() -> tuple[Panel, ...]:
             "Attempts at upstreams by result; a request may need several.",
             "reqps",
             (Query(attempts, "{{upstream}} {{result}}"),),
+            width=6,
         ),
         Panel(
             "Upstreams up",
@@ -150,6 +151,7 @@ def _upstreams() -> tuple[Panel, ...]:
             "short",
             (Query(f"min by (upstream) ({selected('tokenline_upstream_up', UPSTREAM)})", "{{upstream}}"),),
             maximum=1,
+            width=6,
         ),
         Panel(
             "Breakers",
@@ -157,5 +159,16 @@ def _upstreams() -> tuple[Panel, ...]:
             "short",
             (Query(f"max by (upstream) ({selected('tokenline_breaker_state', UPSTREAM)})", "{{upstream}}"),),
             maximum=2,
+            width=6,
+        ),
+        Panel(
+            "Configuration",
+            "Reloads within the rate interval, by result, and hours since the one in force was read.",
+            "short",
+            (
+                Query(summed(increase("tokenline_config_reloads_total", RATE), "result"), "{{result}}"),
+                Query("(time() - max(tokenline_config_last_success_timestamp_seconds)) / 3600", "hours in force"),
+            ),
+            width=6,
         ),
     )

@@ -15,6 +15,10 @@ class Plans:
     """Named sets of limits."""
 
     def __init__(self, plans: Mapping[str, PlanSettings], default: str | None = None) -> None:
+        self.replace(plans, default)
+
+    def replace(self, plans: Mapping[str, PlanSettings], default: str | None) -> None:
+        """Other plans, which hold from the next request of each key."""
         self._plans = {name: Limits(**plan.model_dump()) for name, plan in plans.items()}
         self._default = default
 

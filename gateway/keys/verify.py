@@ -48,8 +48,7 @@ class KeyVerifier:
     def __init__(self, find: Find, clock: Clock, bootstrap: str | None = None) -> None:
         self._find = find
         self._clock = clock
-        self._bootstrap = digest(bootstrap) if bootstrap else None
-        self._bootstrap_record = KeyRecord("key_bootstrap", "bootstrap", self._bootstrap or b"", 0)
+        self.set_bootstrap(bootstrap)
         self._known: OrderedDict[bytes, _Entry] = OrderedDict()
         self._unknown: OrderedDict[bytes, _Entry] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[KeyRecord | None]] = {}
@@ -58,6 +57,11 @@ class KeyVerifier:
         self._is_down = False
         self._tried_ns = 0
         self._sparing = Sparing(clock)
+
+    def set_bootstrap(self, bootstrap: str | None) -> None:
+        """The configured key from now on."""
+        self._bootstrap = digest(bootstrap) if bootstrap else None
+        self._bootstrap_record = KeyRecord("key_bootstrap", "bootstrap", self._bootstrap or b"", 0)
 
     def confirm(self, since_ns: int) -> None:
         """The store has not changed up to `since_ns`: what was verified after the last change is as good as new."""

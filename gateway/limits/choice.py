@@ -11,9 +11,8 @@ from settings import Settings
 from tracing.clock import Clock
 
 
-def limiter_from(settings: Settings, clock: Clock) -> Limiter:
+def limiter_from(settings: Settings, clock: Clock, plans: Plans) -> Limiter:
     """Limits of this worker alone, or shared through redis.url. Raises SettingsError without the package redis."""
-    plans = Plans(settings.plans, settings.keys.default_plan)
     local = LocalLimits(plans, clock, Budgets(settings.budgets_path, clock, settings.keys.flush_seconds))
     redis = settings.redis
     if redis.url is None:

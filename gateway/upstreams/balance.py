@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gateway.upstreams.breaker import Breaker, BreakerState
 from gateway.upstreams.router import Route, Target, Upstream
@@ -28,8 +28,9 @@ MAX_COOLING_SECONDS = 60.0
 class Upkeep:
     """What is known of one upstream while the worker lives."""
 
-    def __init__(self, clock: Clock, source: random.Random) -> None:
+    def __init__(self, clock: Clock, source: random.Random, name: str) -> None:
         self._clock = clock
+        self.name = name
         self.breaker = Breaker(clock, source)
         self.outstanding = 0
         self._ttft_seconds: float | None = None
@@ -77,18 +78,26 @@ class Balancer:
         self._clock = clock
         self._source = source
         self._upkeep: dict[str, Upkeep] = {}
+        """By place."""
 
     def of(self, upstream: Upstream) -> Upkeep:
         """The state of an upstream."""
-        found = self._upkeep.get(upstream.name)
+        found = self._upkeep.get(upstream.place)
         if found is None:
-            found = self._upkeep[upstream.name] = Upkeep(self._clock, self._source)
+            found = self._upkeep[upstream.place] = Upkeep(self._clock, self._source, upstream.name)
         return found
 
     @property
-    def upkeep(self) -> dict[str, Upkeep]:
-        """Every upstream that was ever asked for, by name."""
-        return self._upkeep
+    def upkeep(self) -> Iterable[Upkeep]:
+        """Every upstream that was asked for and is not forgotten."""
+        return self._upkeep.values()
+
+    def keep(self, upstreams: Iterable[Upstream]) -> None:
+        """Forgets all others that have nothing running. Call it again later for those that had."""
+        places = {upstream.place for upstream in upstreams}
+        gone = [place for place, upkeep in self._upkeep.items() if place not in places and not upkeep.outstanding]
+        for place in gone:
+            del self._upkeep[place]
 
     def order(self, route: Route, prefix: bytes = b"") -> list[Target]:
         """The targets to try, best first. Raises ApiError 503 when every breaker is open."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gateway.upstreams.attempt import credentials, header_lines
 from gateway.upstreams.deadlines import Deadlines, Phase
 from gateway.upstreams.pool import Pool, UpstreamAnswer
@@ -62,10 +64,16 @@ class UpstreamClient:
         return answer.status
 
     def _pool(self, upstream: Upstream) -> Pool:
-        pool = self._pools.get(upstream.name)
+        pool = self._pools.get(upstream.place)
         if pool is None:
-            pool = self._pools[upstream.name] = Pool(upstream)
+            pool = self._pools[upstream.place] = Pool(upstream)
         return pool
+
+    def keep(self, upstreams: Iterable[Upstream]) -> None:
+        """Closes the connections at rest of all others. Answers that are under way there come to their ends."""
+        places = {upstream.place for upstream in upstreams}
+        for place in [place for place in self._pools if place not in places]:
+            self._pools.pop(place).close()
 
     async def close(self) -> None:
         """Closes every connection that is at rest."""

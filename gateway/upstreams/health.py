@@ -23,17 +23,32 @@ log = logging.getLogger("tokenline.upstreams")
 
 
 class HealthChecks:
-    """One task for each upstream, as long as it is configured."""
+    """One task for each upstream, as long as it is configured. `follow` says which they are, `run` checks them."""
 
     def __init__(self, balancer: Balancer, client: UpstreamClient) -> None:
         self._balancer = balancer
         self._client = client
+        self._wanted: set[Upstream] = set()
+        self._changed = asyncio.Event()
 
-    async def run(self, upstreams: Iterable[Upstream]) -> None:
-        """Checks these until cancelled."""
+    def follow(self, upstreams: Iterable[Upstream]) -> None:
+        """Checks these from now on, and no others. Those that were checked alike before are not disturbed."""
+        self._wanted = set(upstreams)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Checks until cancelled."""
+        watched: dict[Upstream, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            for upstream in upstreams:
-                group.create_task(self._watch(upstream, self._balancer.of(upstream)))
+            while True:
+                self._changed.clear()
+                for upstream in watched.keys() - self._wanted:
+                    watched.pop(upstream).cancel()
+                    if not any(other.place == upstream.place for other in self._wanted):
+                        self._balancer.of(upstream).breaker.hold_open(False)  # nobody would let it go later
+                for upstream in self._wanted - watched.keys():
+                    watched[upstream] = group.create_task(self._watch(upstream, self._balancer.of(upstream)))
+                await self._changed.wait()
 
     async def _watch(self, upstream: Upstream, upkeep: Upkeep) -> None:
         failures = 0

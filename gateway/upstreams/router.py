@@ -36,6 +36,11 @@ class Upstream(msgspec.Struct, frozen=True):
     health_path: str | None = "/models"
     """Below base_url; None: not checked."""
     limits: UpstreamLimits = UpstreamLimits()
+    place: str = ""
+    """Where it is, and its name: what is known of an upstream, and its connections, are good for one place alone."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "place", f"{self.name} {self.base_url} {self.unix_socket or ''}")
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -59,7 +64,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Router:
-    """The table of public models, fixed while the worker lives."""
+    """The table of public models. It never changes: a worker that is reloaded gets another one."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._routes = {route.model: route for route in routes}

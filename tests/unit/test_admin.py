@@ -21,7 +21,7 @@ from tracing.observer.usage import UsageBook, read_usage
 def client(tmp_path: Path) -> TestClient:
     app = FastAPI()
     plans = {"free": PlanSettings(requests_per_minute=60)}
-    app.include_router(keys_router(Settings(state_dir=tmp_path, plans=plans)))
+    app.include_router(keys_router(lambda: Settings(state_dir=tmp_path, plans=plans)))
     return TestClient(app)
 
 

@@ -32,6 +32,7 @@ VERBS = [
     ["bench", "compare"],
     ["bench", "report"],
     ["config", "show"],
+    ["config", "reload"],
     ["config", "schema"],
 ]
 

@@ -265,8 +265,8 @@ def test_a_childs_own_words_reach_the_supervisor_and_its_prints_do_not():
         "import sys\n"
         "from cli.child import Control, run_role\n"
         "from settings.errors import SettingsError\n"
-        "def role(settings):\n"
-        "    print('noise', settings.server.port)\n"
+        "def role(feed):\n"
+        "    print('noise', feed.settings.server.port)\n"
         "    raise SettingsError('model was not found')\n"
         "sys.exit(run_role(role, Control(int(sys.argv[1]))))\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import httpx
 import pytest
 
 from settings.schema import Settings
-from tracing.observer.health import Probe, is_up, probes_of
+from tracing.observer import health as health_module
+from tracing.observer.health import Health, Probe, is_up, probes_of
 
 
 def settings(**sections: Any) -> Settings:
@@ -46,3 +48,34 @@ async def test_no_answer_is_down(error: Exception) -> None:
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(fail)) as client:
         assert await is_up(client, "http://upstream/v1/models") is False
+
+
+async def test_probes_follow_the_settings_and_those_that_stay_are_not_disturbed(monkeypatch) -> None:
+    asked: list[tuple[str, str]] = []
+    reports: list[tuple[str, bool | None]] = []
+
+    async def answer(client: httpx.AsyncClient, url: str) -> bool:
+        asked.append(("asked", url))
+        return True
+
+    monkeypatch.setattr(health_module, "is_up", answer)
+    health = Health([Probe("a", "http://a"), Probe("b", "http://b")], lambda *report: reports.append(report), {})
+    running = asyncio.create_task(health.run())
+    try:
+        await until(lambda: len(reports) == 2)
+        health.follow([Probe("a", "http://a"), Probe("c", "http://c")])
+        await until(lambda: len(reports) == 4)
+        assert sorted(reports[2:], key=str) == [("b", None), ("c", True)]
+        assert [url for _, url in asked].count("http://a") == 1
+        health.follow([Probe("a", "http://elsewhere")])
+        await until(lambda: len(reports) == 6)
+        assert sorted(reports[4:], key=str) == [("a", True), ("c", None)]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(holds: Any) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.001)

@@ -185,7 +185,7 @@ def test_a_prefix_prefers_one_target_and_leaves_it_when_it_is_overloaded(balance
     moved = [p for p, first in firsts.items() if names(balancer.order(less, b"%d" % p))[0] != first]
     assert all(firsts[prefix] == "c" for prefix in moved)
     prefix, first = next(iter(firsts.items()))
-    balancer.of(Upstream(first, "")).outstanding = AFFINITY_SLACK + 1
+    balancer.of(next(t.upstream for t in route.targets if t.upstream.name == first)).outstanding = AFFINITY_SLACK + 1
     assert names(balancer.order(route, b"%d" % prefix))[0] != first
 
 

@@ -139,3 +139,17 @@ def test_limits_are_degraded_while_any_living_worker_says_so() -> None:
     assert rig.rig.value("tokenline_limits_degraded") == 1
     rig.report(11)
     assert rig.rig.value("tokenline_limits_degraded") == 0
+
+
+def test_an_upstream_that_was_taken_out_has_series_until_no_worker_speaks_of_it() -> None:
+    rig = WorkersRig()
+    rig.workers.report(WorkerState(1, 11, HERE, {"old": 2, "kept": 0}, 0, breakers={"old": 2, "kept": 0}))
+    rig.workers.expect(["kept"])
+    rig.workers.publish()
+    assert rig.inflight() == {"old": 2, "kept": 0}
+    rig.workers.report(WorkerState(1, 11, HERE, {"kept": 0}, 0, breakers={"kept": 0}))
+    assert rig.inflight() == {"kept": 0}
+    assert list(rig.rig.series("tokenline_breaker_state")) == [("kept",)]
+    rig.clock.advance_ms(SILENCE_NS / 1e6 + 1)
+    rig.workers.publish()
+    assert rig.inflight() == {"kept": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 
@@ -42,13 +43,13 @@ class Observer:
         self.clock = clock
         self._host = host_identity()
         self._exporter = exporter
-        objectives = Objectives(settings.slo)
+        self._objectives = objectives = Objectives(settings.slo)
         tracing = settings.tracing
         slowest = Slowest(clock, count=tracing.keep_slowest, window_seconds=tracing.keep_window_seconds)
         self._keep = KeepRule(objectives, tracing.sample_ratio, slowest)
         self.meters = Meters(registry, trace_is_kept=self._keep.keeps_for_sure)
-        engine = (settings.engine_model_name,) if settings.has_engine else ()
-        self.meters.expect((*(route.name for route in settings.models), *engine))
+        self.meters.expect(settings.public_models)
+        self.meters.loaded(clock.wall_ns())
         if exporter is not None:
             exporter.count_dropped(self.meters.traces_dropped)
         self._waiting = Waiting()
@@ -101,9 +102,21 @@ class Observer:
         """Engine spans from the OTLP receiver."""
         self.join.spans(spans)
 
-    def upstream_health(self, upstream: str, is_up: bool) -> None:
-        """The result of a health check."""
-        self.meters.gauges["tokenline_upstream_up"].labels(upstream).set(is_up)
+    def upstream_health(self, upstream: str, is_up: bool | None) -> None:
+        """The result of a health check; None: it is not checked any more."""
+        gauge = self.meters.gauges["tokenline_upstream_up"]
+        if is_up is not None:
+            gauge.labels(upstream).set(is_up)
+            return
+        with contextlib.suppress(KeyError):
+            gauge.remove(upstream)
+
+    def reload(self, settings: Settings) -> None:
+        """Other objectives, models and upstreams from now on. What was counted stays counted."""
+        self.settings = settings
+        self._objectives.replace(settings.slo)
+        self.meters.expect(settings.public_models)
+        self.workers.expect(settings.upstream_names)
 
     def tick(self) -> None:
         """Called a few times a second."""

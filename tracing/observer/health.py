@@ -17,7 +17,8 @@ from settings.schema import ENGINE_UPSTREAM, Settings
 INTERVAL_SECONDS = 5.0
 TIMEOUT_SECONDS = 3.0
 
-Report = Callable[[str, bool], None]
+Report = Callable[[str, bool | None], None]
+"""(upstream, whether it is up; None: it is checked no more)."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -43,14 +44,37 @@ def probes_of(settings: Settings) -> list[Probe]:
     return probes
 
 
-async def watch(probes: Sequence[Probe], report: Report, environment: Mapping[str, str] = os.environ) -> None:
-    """Asks every upstream every INTERVAL_SECONDS, each on its own: a frozen one delays no other. Never returns.
+class Health:
+    """Asks every upstream every INTERVAL_SECONDS, each on its own: a frozen one delays no other.
 
     Proxies of the environment are not used, since the relay does not use them either.
     """
-    async with asyncio.TaskGroup() as group:
-        for probe in probes:
-            group.create_task(_watch_one(probe, report, environment), name=f"health of {probe.upstream}")
+
+    def __init__(self, probes: Sequence[Probe], report: Report, environment: Mapping[str, str] = os.environ) -> None:
+        self._report = report
+        self._environment = environment
+        self._probes = set(probes)
+        self._changed = asyncio.Event()
+
+    def follow(self, probes: Sequence[Probe]) -> None:
+        """Asks these from now on. Those that were asked alike before are not disturbed."""
+        self._probes = set(probes)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        asked: dict[Probe, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for probe in asked.keys() - self._probes:
+                    asked.pop(probe).cancel()
+                    if probe.upstream not in {other.upstream for other in self._probes}:
+                        self._report(probe.upstream, None)
+                for probe in self._probes - asked.keys():
+                    name = f"health of {probe.upstream}"
+                    asked[probe] = group.create_task(_watch_one(probe, self._report, self._environment), name=name)
+                await self._changed.wait()
 
 
 async def _watch_one(probe: Probe, report: Report, environment: Mapping[str, str]) -> None:

@@ -107,6 +107,18 @@ class Meters:
         for name in timeline.anomalies:
             self.timing_anomaly(name)
 
+    def loaded(self, wall_ns: int) -> None:
+        """The configuration was read at the start; counters of reloads begin at 0."""
+        for result in ("ok", "failed"):
+            self._inc("tokenline_config_reloads_total", result, amount=0)
+        self.gauges["tokenline_config_last_success_timestamp_seconds"].set(wall_ns / 1e9)
+
+    def reloaded(self, is_ok: bool, wall_ns: int) -> None:
+        """The configuration was read again."""
+        self._inc("tokenline_config_reloads_total", "ok" if is_ok else "failed")
+        if is_ok:
+            self.gauges["tokenline_config_last_success_timestamp_seconds"].set(wall_ns / 1e9)
+
     def expect(self, models: Iterable[str]) -> None:
         """Begins what alerts are judged by at 0 for these models: a rate does not see a counter's first value, and when
         an engine hangs all requests may turn bad between two scrapes."""

@@ -17,6 +17,7 @@ from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from settings.feed import Feed
 from settings.schema import Settings
 from tracing import garbage
 from tracing.clock import SystemClock
@@ -25,9 +26,10 @@ from tracing.observer.app import Pages, ops_app
 from tracing.observer.baseline_file import SAVE_SECONDS
 from tracing.observer.core import Observer
 from tracing.observer.export import Exporter, ExportError, exporter_from_environment
-from tracing.observer.health import probes_of, watch
+from tracing.observer.health import Health, probes_of
 from tracing.observer.intake import Intake, SocketInUseError
 from tracing.observer.receiver import Receiver
+from tracing.observer.reloads import Reloads, reload_router
 from tracing.observer.schema import StoreError
 from tracing.observer.scrape import MetricsPage
 from tracing.observer.usage import FLUSH_SECONDS as USAGE_SECONDS
@@ -44,7 +46,7 @@ class PortInUseError(RuntimeError):
 
 
 def run_observer(
-    settings: Settings, *, admin_key_hash: bytes, routers: Sequence[APIRouter] = (), pages: Pages | None = None
+    feed: Feed, *, admin_key_hash: bytes, routers: Sequence[APIRouter] = (), pages: Pages | None = None
 ) -> None:
     """Runs until SIGTERM or SIGINT. Leaves by SystemExit with a message when it cannot start.
 
@@ -53,12 +55,13 @@ def run_observer(
     """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, admin_key_hash, routers, pages))
+            runner.run(_serve(feed, admin_key_hash, routers, pages))
     except (PortInUseError, SocketInUseError, StoreError, ExportError) as error:
         raise SystemExit(f"tokenline observer: {error}") from error
 
 
-async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[APIRouter], pages: Pages | None) -> None:
+async def _serve(feed: Feed, admin_key_hash: bytes, routers: Sequence[APIRouter], pages: Pages | None) -> None:
+    settings = feed.settings
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,17 +73,26 @@ async def _serve(settings: Settings, admin_key_hash: bytes, routers: Sequence[AP
     ):
         exporter = exporter_from_environment(settings)
         registry = CollectorRegistry()
-        observer = Observer(settings, SystemClock(), registry, exporter)
+        clock = SystemClock()
+        observer = Observer(settings, clock, registry, exporter)
+        health = Health(probes_of(settings), observer.upstream_health)
+        reloads = Reloads(feed.answer, lambda is_ok: observer.meters.reloaded(is_ok, clock.wall_ns()))
+
+        def reload(new: Settings) -> None:
+            observer.reload(new)
+            health.follow(probes_of(new))
+
         app = ops_app(
             observer,
             MetricsPage(registry, settings.engine_unix_socket, settings.engine_origin),
             admin_key_hash=admin_key_hash,
-            routers=routers,
+            routers=(*routers, reload_router(reloads)),
             pages=pages,
         )
         if exporter is not None:
             _trace_ops(app, exporter)
-        async with _opened(observer, exporter), _intake(settings, observer), _background(settings, observer):
+        async with _opened(observer, exporter), _intake(settings, observer), _background(observer, health):
+            feed.listen(reload, reloads.told)
             token = server.otlp_token
             receiver = Receiver(
                 observer.take_spans,
@@ -151,7 +163,7 @@ async def _intake(settings: Settings, observer: Observer) -> AsyncIterator[None]
 
 
 @contextlib.asynccontextmanager
-async def _background(settings: Settings, observer: Observer) -> AsyncIterator[None]:
+async def _background(observer: Observer, health: Health) -> AsyncIterator[None]:
     """Health checks, the tick and the access log, while the block runs; the error of one ends the process."""
 
     async def tick() -> None:
@@ -179,7 +191,7 @@ async def _background(settings: Settings, observer: Observer) -> AsyncIterator[N
             group.create_task(tick(), name="tick"),
             group.create_task(save_usage(), name="usage"),
             group.create_task(save_baselines(), name="baselines"),
-            group.create_task(watch(probes_of(settings), observer.upstream_health), name="health"),
+            group.create_task(health.run(), name="health"),
         ]
         if observer.access_log is not None:
             tasks.append(group.create_task(flush(observer.access_log), name="access log"))

@@ -36,6 +36,10 @@ class Objectives:
     """The objectives of each model; `default` stands for those that have none of their own."""
 
     def __init__(self, slo: Mapping[str, SloSettings]) -> None:
+        self.replace(slo)
+
+    def replace(self, slo: Mapping[str, SloSettings]) -> None:
+        """Other objectives, for whatever is judged from now on."""
         self._slo = slo
         self._default = slo.get("default", SloSettings())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from prometheus_client import Gauge
@@ -49,6 +50,7 @@ class Workers:
         self._waiting = waiting
         self._seen: dict[int, _Seen] = {}  # by pid, the longest silent first
         self._published: set[str] = set()
+        self._configured: set[str] | None = None
         self._waited: set[str] = set()
 
     def report(self, state: WorkerState) -> None:
@@ -68,14 +70,18 @@ class Workers:
             self._lagged(state.worker, state.loop_lags)
         self.publish()
 
+    def expect(self, upstreams: Iterable[str]) -> None:
+        """These are configured from now on: series of others end with the last worker that speaks of them."""
+        self._configured = set(upstreams)
+
     def publish(self) -> None:
         """Sets the gauges to what live workers said; upstreams and models without requests show 0.
 
         The age of the oldest request grows on between two reports of its worker.
         """
         live = self.live()
-        self._publish_inflight(live)
         self._publish_breakers(live)
+        self._publish_inflight(live)
         self._limits_degraded.set(any(state.limits_degraded for state in live))
         self._publish_waiting(live)
 
@@ -105,9 +111,18 @@ class Workers:
             for upstream, count in state.inflight.items():
                 (name,) = self._upstreams.keep(upstream)
                 sums[name] = sums.get(name, 0) + count
+        spoken_of = {self._upstreams.keep(name)[0] for state in live for name in state.inflight}
+        for name in [name for name in sums if self._has_gone(name, spoken_of)]:
+            del sums[name]
+            for gauge in (self._inflight, self._breaker_state):
+                with contextlib.suppress(KeyError):
+                    gauge.remove(name)
         for name, count in sums.items():
             self._inflight.labels(name).set(count)
         self._published = set(sums)
+
+    def _has_gone(self, upstream: str, spoken_of: set[str]) -> bool:
+        return self._configured is not None and upstream not in self._configured and upstream not in spoken_of
 
     def live(self) -> list[WorkerState]:
         """Workers heard of within SILENCE_NS."""
