@@ -14,11 +14,19 @@ from gateway.upstreams.http1 import UpstreamFault
 from gateway.upstreams.pool import UpstreamAnswer
 from gateway.upstreams.router import Target
 from protocol.errors import ApiError
+from protocol.timings import Timings
 from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
 
 MAX_ANSWER_BYTES = 256 * 2**20
 STATUSES = {503: 503, 504: 504, 529: 503}
 """An upstream's failures that keep their meaning (529 is Anthropic's "overloaded"); any other is a 502."""
+_ENGINE_TIMING = (
+    (b"engine_tokenize", "tokenize_ms"),
+    (b"engine_queue", "queue_ms"),
+    (b"engine_prefill", "prompt_ms"),
+    (b"engine_decode", "predicted_ms"),
+)
+"""Name in Server-Timing -> field of the engine's report."""
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -237,7 +245,7 @@ def _stream_headers(call: Call, attempt: Attempt, response: UpstreamAnswer) -> H
 def _server_timing(ledger: Ledger) -> tuple[bytes, bytes]:
     """Stages that are known when the headers go out, in ms (https://www.w3.org/TR/server-timing/)."""
     last = ledger.attempts[-1]
-    return b"server-timing", (
+    return b"server-timing", _engine_timing(ledger.timings) + (
         b"auth;dur=%.3f, receive;dur=%.3f, route;dur=%.3f, gateway_queue;dur=%.3f, connect;dur=%.3f, upstream;dur=%.3f"
         % (
             (ledger.authenticated - ledger.ingress) / 1e6,
@@ -248,6 +256,14 @@ def _server_timing(ledger: Ledger) -> tuple[bytes, bytes]:
             (last.upstream_headers - last.connected) / 1e6,
         )
     )
+
+
+def _engine_timing(timings: Timings | None) -> bytes:
+    """What the engine has told: all of it on a whole answer, queue and prefill where a stream begins with a token."""
+    if timings is None:
+        return b""
+    told = ((name, getattr(timings, field)) for name, field in _ENGINE_TIMING)
+    return b"".join([b"%b;dur=%.3f, " % (name, ms) for name, ms in told if ms is not None])
 
 
 def _first_token(ledger: Ledger) -> FirstToken:

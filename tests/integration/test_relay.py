@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 from gateway_rig import ANSWER, DONE, KEY, USAGE_EVENT, chunk, event, rig, stream, whole
 
-from protocol.ids import parse_traceparent
 from tracing.ledger import Outcome
 
 
@@ -81,7 +80,9 @@ async def test_timings_are_read_and_stripped_unless_the_client_asks(tmp_path: Pa
     async with rig(tmp_path) as r:
         timed = chunk("x", timings={"prompt_ms": 12.5, "queue_ms": 1.0, "foreign": [1]})
         r.upstream.script = stream(timed, chunk(finish="stop"), DONE)
-        assert b"timings" not in (await r.chat(stream=True)).content
+        answer = await r.chat(stream=True)
+        assert b"timings" not in answer.content
+        assert answer.headers["server-timing"].startswith("engine_queue;dur=1.000, engine_prefill;dur=12.500, auth;")
         ledger = await r.ledger()
         assert ledger.timings is not None
         assert ledger.timings.prompt_ms == 12.5
@@ -94,6 +95,7 @@ async def test_a_whole_answer_passes_through_with_its_counts(tmp_path: Path) -> 
         r.upstream.script = whole(ANSWER | {"timings": {"prompt_ms": 3.0}})
         answer = await r.chat()
         assert answer.json() == ANSWER
+        assert "engine_prefill;dur=3.000" in answer.headers["server-timing"]
         ledger = await r.ledger()
         assert (ledger.status, ledger.outcome, ledger.finish_reason) == (200, Outcome.OK, "stop")
         assert ledger.usage.output_tokens == 2
@@ -110,39 +112,6 @@ async def test_bytes_that_need_no_change_are_forwarded_as_they_came(tmp_path: Pa
         aliased = b'{"model":"alias","big":12345678901234567890123,"f":1.0}'
         await r.client.post("/v1/chat/completions", content=aliased)
         assert r.upstream.bodies[1] == aliased.replace(b'"alias"', b'"real-name"')
-
-
-async def test_ids_come_back_on_every_answer_and_the_upstream_is_a_child_of_its_attempt(tmp_path: Path) -> None:
-    async with rig(tmp_path) as r:
-        r.upstream.script = whole(ANSWER)
-        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-        headers = {
-            "x-request-id": "mine-1", "x-tokenline-request-id": "req_not-mine-to-say",
-            "traceparent": f"00-{trace}-00f067aa0ba902b7-01", "tracestate": "a=b",
-        }  # fmt: skip
-        r.client.headers.update(headers)
-        answer = await r.chat()
-        ledger = await r.ledger()
-        assert answer.headers["x-request-id"] == "mine-1"
-        assert answer.headers["x-tokenline-request-id"] == ledger.request_id != "mine-1"
-        assert parse_traceparent(answer.headers["traceparent"]) == (trace, ledger.span_id, 1)
-        assert ledger.parent_span_id == "00f067aa0ba902b7"
-        sent = r.upstream.headers[0]
-        assert parse_traceparent(sent["traceparent"]) == (trace, ledger.attempts[0].span_id, 1)
-        assert sent["tracestate"] == "a=b"
-        assert sent["x-request-id"] == sent["x-tokenline-request-id"] == ledger.request_id
-        assert "authorization" not in sent
-
-
-@pytest.mark.parametrize("bad", ["00-short-1-01", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "ff-" + "1" * 32])
-async def test_an_invalid_traceparent_starts_a_new_trace_and_drops_tracestate(tmp_path: Path, bad: str) -> None:
-    async with rig(tmp_path) as r:
-        r.client.headers.update({"traceparent": bad, "tracestate": "a=b", "x-request-id": "bad id"})
-        answer = await r.chat()
-        ledger = await r.ledger()
-        assert ledger.parent_span_id is None
-        assert "tracestate" not in r.upstream.headers[0]
-        assert answer.headers["x-request-id"] == ledger.request_id
 
 
 @pytest.mark.parametrize("prefix", ["/api", "/api/v1", "/v1", "/v1/v1", "/api/v1/v1"])
@@ -380,19 +349,6 @@ async def test_the_observer_may_come_late_and_misses_nothing_that_fits(tmp_path:
         answers = await asyncio.gather(*(r.chat() for _ in range(20)))
         assert {answer.status_code for answer in answers} == {200}
         assert len(await r.observer.closed(20)) == 20
-
-
-async def test_a_client_gets_no_upstream_cookie_and_an_upstream_no_client_credential(tmp_path: Path) -> None:
-    async with rig(tmp_path) as r:
-        r.upstream.script = whole(ANSWER, **{"set-cookie": "a=b", "x-request-id": "up-7", "x-ratelimit-limit": "9"})
-        r.client.headers.update({"cookie": "c=d", "x-custom": "kept", "x-tokenline-timings": "include"})
-        answer = await r.chat()
-        assert "set-cookie" not in answer.headers
-        assert answer.headers["x-ratelimit-limit"] == "9"
-        sent = r.upstream.headers[0]
-        assert not {"cookie", "authorization", "x-tokenline-timings"} & set(sent)
-        assert sent["x-custom"] == "kept"
-        assert (await r.ledger()).attempts[0].upstream_request_id == "up-7"
 
 
 async def test_healthz_needs_no_key_and_leaves_no_ledger(tmp_path: Path) -> None:
