@@ -11,6 +11,7 @@ import torch
 
 from backend_engine.devices.kv_cache import KvCache
 from backend_engine.devices.memory import to_device
+from backend_engine.devices.single_rows import SingleRows, by_length, reads_in_place
 from backend_engine.kernels.slot_tensors import StepInput
 from backend_engine.models.attention import LayerCall, attend_one
 
@@ -48,16 +49,29 @@ class PackedStep:
         device = given.ids.device
         size = cache.page_size
         ends = np.cumsum([piece.count for piece in pieces])
+        first_rows = [int(end) - piece.count for piece, end in zip(pieces, ends, strict=True)]
         self._cache = cache
         self._kv_rows = cache.kept_rows(given.kv_rows)  # [T]
+        in_place = [at for at, piece in enumerate(pieces) if piece.count == 1] if reads_in_place(cache) else []
+        self._singles = [
+            SingleRows(
+                [first_rows[in_place[at]] for at in group],
+                [pieces[in_place[at]].slot for at in group],
+                [pieces[in_place[at]].start + 1 for at in group],
+                block_tables,
+                cache,
+            )
+            for group in by_length([pieces[at].start + 1 for at in in_place])
+        ]
+        gathered = sorted(set(range(len(pieces))).difference(in_place))
         self._spans = [
             Span(
-                int(end) - piece.count,
-                piece.start,
-                piece.count,
-                block_tables[piece.slot, : -(-(piece.start + piece.count) // size)],
+                first_rows[at],
+                pieces[at].start,
+                pieces[at].count,
+                block_tables[pieces[at].slot, : -(-(pieces[at].start + pieces[at].count) // size)],
             )
-            for piece, end in zip(pieces, ends, strict=True)
+            for at in gathered
         ]
         self.input_ids = given.ids[None]  # [1, T]
         self.position_ids = given.positions[None]  # [1, T]
@@ -81,6 +95,8 @@ class PackedStep:
         """Stores the step's keys and values, then attends each sequence over its own; [T, heads, value_dim]."""
         self._cache.write(call.layer, self._kv_rows, call.key, call.value)
         out = call.query.new_empty(*call.query.shape[:2], call.value.shape[2])
+        for single in self._singles:
+            single.attend(call, out)
         for span in self._spans:
             rows = slice(span.first_row, span.first_row + span.count)
             if span.start == 0:
