@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.surfaces.openai import MAX_CHOICES, MAX_MODEL_NAME
 from gateway.surfaces.shapes import ANTHROPIC_ERRORS
 from gateway.surfaces.surface import Surface
 from protocol.anthropic import CountRequest, MessagesRequest
@@ -21,6 +22,11 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "count_tokens": CountRequest,
 }
 """What is read of a surface's requests; of the others, the model alone."""
+LIMITS: dict[str, dict[str, int]] = {
+    "model": {"minLength": 1, "maxLength": MAX_MODEL_NAME},
+    "n": {"minimum": 1, "maximum": MAX_CHOICES},
+}
+"""What a field's value must keep beside its type, on every surface that has the field."""
 STREAMED = frozenset({"chat", "completions", "responses", "messages"})
 _OPENAI_ERROR = {
     "type": "object",
@@ -51,6 +57,12 @@ _ANTHROPIC_ERROR = {
         },
         "request_id": {"type": "string"},
     },
+}
+_EVENT = {
+    "type": "object",
+    "description": "Each event of the stream.",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
 }
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -97,7 +109,7 @@ def describe(surfaces: Iterable[Surface], base_url: str, version: str) -> bytes:
 def _operation(surface: Surface, request: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if surface.name in STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     error = "AnthropicError" if surface.errors is ANTHROPIC_ERRORS else "OpenAIError"
     return {
         "operationId": surface.name,
@@ -123,5 +135,8 @@ def _failures(error: str) -> dict[str, Any]:
 
 
 def _open(schema: dict[str, Any]) -> dict[str, Any]:
-    """Unknown fields pass through where the upstream speaks the API."""
-    return {name: value for name, value in schema.items() if name != "additionalProperties" or value is not False}
+    """Unknown fields pass through where the upstream speaks the API; known ones keep their limits."""
+    found = {name: value for name, value in schema.items() if name != "additionalProperties" or value is not False}
+    if "properties" in found:
+        found["properties"] = {name: value | LIMITS.get(name, {}) for name, value in found["properties"].items()}
+    return found

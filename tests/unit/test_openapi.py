@@ -40,3 +40,14 @@ def test_unknown_fields_are_allowed_since_upstreams_may_know_them(document: dict
     schemas = document["components"]["schemas"]
     assert not [name for name, schema in schemas.items() if schema.get("additionalProperties") is False]
     assert schemas["Request"]["required"] == ["model"]
+
+
+def test_limits_of_the_gateway_s_own_are_told(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["Request"]["properties"]["n"]["maximum"] == 128
+    assert all(schemas[name]["properties"]["model"]["maxLength"] == 256 for name in ("Request", "Asked"))
+
+
+def test_each_event_of_a_stream_is_described(document: dict[str, Any]) -> None:
+    content = document["paths"]["/messages"]["post"]["responses"]["200"]["content"]
+    assert content["text/event-stream"]["schema"]["required"] == ["data"]
