@@ -137,7 +137,8 @@ def router_from(settings: Settings, environ: Mapping[str, str] = os.environ) -> 
     for model in settings.models:
         targets = []
         for target in model.targets:
-            own_name = settings.engine_model_name if target.upstream == ENGINE_UPSTREAM else model.name
+            is_ours = settings.has_engine and target.upstream == ENGINE_UPSTREAM
+            own_name = settings.engine_model_name if is_ours else model.name
             upstream = upstreams[target.upstream]
             targets.append(Target(upstream, target.model or own_name, target.weight, target.priority))
         routes.append(Route(model.name, tuple(targets), model.affinity == "prefix"))

@@ -33,6 +33,13 @@ def test_the_engine_is_an_upstream_that_any_name_may_lead_to(tmp_path: Path) -> 
     assert target.upstream.unix_socket == str(tmp_path / "run" / "engine.sock")
 
 
+def test_where_no_engine_runs_beside_it_an_upstream_named_engine_is_like_any_other(tmp_path: Path) -> None:
+    far = UpstreamSettings(name="engine", url="http://engine:8080/v1")
+    alone = settings(tmp_path, route("m", "engine"), backend="none").model_copy(update={"upstreams": (far,)})
+    (target,) = router_from(alone).choose("m").targets
+    assert (target.model, target.upstream.base_url) == ("m", "http://engine:8080/v1")
+
+
 def test_an_upstream_has_its_own_name_for_a_model_and_its_own_key(tmp_path: Path) -> None:
     router = router_from(settings(tmp_path, route("m", "far", "org/m"), backend="none"), {"FAR_KEY": "k"})
     (target,) = router.choose("m").targets

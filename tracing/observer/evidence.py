@@ -63,7 +63,7 @@ class EngineSettingsNow(msgspec.Struct, frozen=True):
     @staticmethod
     def of(settings: Settings, upstream: str) -> EngineSettingsNow:
         """For a request that this upstream served."""
-        if upstream != ENGINE_UPSTREAM:
+        if upstream != ENGINE_UPSTREAM or not settings.has_engine:
             return EngineSettingsNow(False, None, None, None)
         scheduler = settings.scheduler
         return EngineSettingsNow(
