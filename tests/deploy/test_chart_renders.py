@@ -29,7 +29,6 @@ ONE = {**SECRETS, "replicas": 1, "config": UPSTREAM, "persistence": {"enabled": 
 MANY = {
     **SECRETS,
     "redis": {"enabled": True},
-    "bootstrapKey": True,
     "tls": {"secretName": "certificate"},
     "autoscaling": {"enabled": True},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -45,8 +44,13 @@ ONE_WITH_ENGINE = {**SECRETS, "replicas": 1, "engine": {"enabled": True, "device
 REFUSED = {
     "share keys and limits by Redis": {**SECRETS, "config": UPSTREAM},
     "nothing could answer": {**SECRETS, "replicas": 1},
-    "secrets.adminKey is empty": {"replicas": 1, "config": UPSTREAM},
-    "redis.enabled is true": {**ONE, "redis": {"enabled": True}, "secrets": {"adminKey": "a", "otlpToken": "b"}},
+    "secrets.apiKey is empty": {"replicas": 1, "config": UPSTREAM},
+    "secrets.adminKey is empty": {"replicas": 1, "config": UPSTREAM, "secrets": {"apiKey": "c"}},
+    "redis.enabled is true": {
+        **ONE,
+        "redis": {"enabled": True},
+        "secrets": {"adminKey": "a", "otlpToken": "b", "apiKey": "c"},
+    },
     "additional properties 'replica' not allowed": {**ONE, "replica": 1},
     "at '/image/tag'": {**ONE, "image": {"tag": "latest"}},
 }

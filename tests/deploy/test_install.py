@@ -143,7 +143,9 @@ def test_the_gateways_image_serves_without_torch(wheel: Path, tmp_path: Path) ->
     environ["TOKENLINE_SERVER__HOST"] = environ["TOKENLINE_SERVER__OPS_HOST"] = "127.0.0.1"
     environ["TOKENLINE_SERVER__OTLP_HOST"] = "127.0.0.1"
     del environ["TOKENLINE_REDIS__URL_FILE"], environ["OTEL_EXPORTER_OTLP_ENDPOINT"]  # neither is here
-    with running(bin_folder, tmp_path, environ, "gateway", "--config", str(COMPOSE / "tokenline.toml")) as process:
+    with running(
+        bin_folder, tmp_path, environ, "gateway", "--config", str(COMPOSE / "config" / "tokenline.toml")
+    ) as process:
         until_ready(process, int(ports["TOKENLINE_SERVER__OPS_PORT"]))
         link = http.client.HTTPConnection("127.0.0.1", int(ports["TOKENLINE_SERVER__PORT"]), timeout=10)
         link.request("GET", "/api/v1/models", headers={"authorization": "Bearer secret-api-key"})

@@ -32,7 +32,7 @@ def environment(services: dict[str, Any], service: str, folder: Path) -> dict[st
 
 def test_the_gateway_can_start_with_what_it_is_given(services: dict[str, Any], tmp_path: Path) -> None:
     environ = environment(services, "gateway", tmp_path)
-    loaded = load_settings(COMPOSE / "tokenline.toml", environ)
+    loaded = load_settings(COMPOSE / "config" / "tokenline.toml", environ)
     check_answerable(loaded.settings)
     check_startable(loaded.settings, environ)
     assert loaded.notes == ()
@@ -48,7 +48,7 @@ def test_the_gateway_can_start_with_what_it_is_given(services: dict[str, Any], t
 def test_the_engine_sends_its_spans_to_the_gateway_with_the_gateways_token(
     services: dict[str, Any], tmp_path: Path
 ) -> None:
-    gateway = load_settings(COMPOSE / "tokenline.toml", environment(services, "gateway", tmp_path)).settings
+    gateway = load_settings(COMPOSE / "config" / "tokenline.toml", environment(services, "gateway", tmp_path)).settings
     loaded = load_settings(environ=environment(services, "engine", tmp_path))
     assert loaded.notes == ()
     assert loaded.settings.otlp_endpoint == f"http://gateway:{gateway.server.otlp_port}/v1/traces"
@@ -62,7 +62,7 @@ def test_variables_are_settings_and_commands_are_verbs(services: dict[str, Any])
     for name in ("gateway", "engine"):
         assert set(unknown_variables(services[name]["environment"])) <= named
         assert services[name]["command"][0] in verbs
-    assert "${TOKENLINE_SERVED_NAME}" in (COMPOSE / "tokenline.toml").read_text()
+    assert "${TOKENLINE_SERVED_NAME}" in (COMPOSE / "config" / "tokenline.toml").read_text()
 
 
 def test_the_engines_health_is_asked_where_it_answers(services: dict[str, Any]) -> None:

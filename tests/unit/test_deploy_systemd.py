@@ -39,6 +39,7 @@ def test_it_starts_a_verb_with_settings_that_exist(unit: Path) -> None:
     credentials = {value.partition(":")[0] for key, value in unit_lines(unit) if key == "LoadCredential"}
     used = {value.removeprefix("%d/") for value in unit_environment(unit).values() if value.startswith("%d/")}
     assert used == credentials
+    assert ("ExecReload" in keys) is (verb != "engine")  # docs/reload.md
 
 
 @ALL

@@ -41,10 +41,10 @@ capabilities: {drop: [ALL]}
 {{- fail "more than one gateway share keys and limits by Redis: set redis.enabled=true and give its URL (secrets.redisUrl, or redis-url in secrets.existingSecret), or set replicas=1" }}
 {{- end }}
 {{- if not .Values.secrets.existingSecret }}
+{{- if not .Values.secrets.apiKey }}{{ fail "secrets.apiKey is empty: give a first key for apps, or name a Secret in secrets.existingSecret" }}{{ end }}
 {{- if not .Values.secrets.adminKey }}{{ fail "secrets.adminKey is empty: give a key for the admin API, or name a Secret in secrets.existingSecret" }}{{ end }}
 {{- if not .Values.secrets.otlpToken }}{{ fail "secrets.otlpToken is empty: give a token for engines that send spans, or name a Secret in secrets.existingSecret" }}{{ end }}
 {{- if and .Values.redis.enabled (not .Values.secrets.redisUrl) }}{{ fail "redis.enabled is true, but secrets.redisUrl is empty" }}{{ end }}
-{{- if and .Values.bootstrapKey (not .Values.secrets.apiKey) }}{{ fail "bootstrapKey is true, but secrets.apiKey is empty" }}{{ end }}
 {{- end }}
 {{- if and (not .Values.engine.enabled) (not (contains "[[models]]" .Values.config)) }}
 {{- fail "nothing could answer requests: name servers under [[upstreams]] and [[models]] in config, or set engine.enabled=true" }}
