@@ -19,7 +19,8 @@ class Request(msgspec.Struct, frozen=True):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: int | float | None = None
+    """`2.0` is a whole number too, in JSON."""
 
 
 class Asked(msgspec.Struct, frozen=True):

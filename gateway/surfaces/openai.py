@@ -66,15 +66,16 @@ def parse_chat(body: bytes, _query: bytes = b"") -> ParsedRequest:
     """Raises ApiError 400 that says where the JSON breaks or which field has the wrong type."""
     request, fields = _read(body, decode_request)
     _check_model(request.model)
-    if request.n is not None and not 1 <= request.n <= MAX_CHOICES:
-        raise ApiError(400, "invalid_request", f"'n' must be from 1 to {MAX_CHOICES}.", param="n")
+    choices = 1 if request.n is None else request.n
+    if choices not in range(1, MAX_CHOICES + 1):
+        raise ApiError(400, "invalid_request", f"'n' must be a whole number from 1 to {MAX_CHOICES}.", param="n")
     return ParsedRequest(
         body=body,
         fields=fields,
         model=request.model,
         stream=bool(request.stream),
         wants_usage=bool(request.stream_options and request.stream_options.include_usage),
-        choices=request.n or 1,
+        choices=int(choices),
     )
 
 

@@ -24,7 +24,7 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
 """What is read of a surface's requests; of the others, the model alone."""
 LIMITS: dict[str, dict[str, int]] = {
     "model": {"minLength": 1, "maxLength": MAX_MODEL_NAME},
-    "n": {"minimum": 1, "maximum": MAX_CHOICES},
+    "n": {"minimum": 1, "maximum": MAX_CHOICES, "multipleOf": 1},
 }
 """What a field's value must keep beside its type, on every surface that has the field."""
 STREAMED = frozenset({"chat", "completions", "responses", "messages"})

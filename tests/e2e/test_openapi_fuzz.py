@@ -1,0 +1,154 @@
+"""Schemathesis over the published OpenAPI document: whatever is sent, the answer is one that the document promises.
+
+Model `native` has an upstream that speaks every surface; model `chat` has one that speaks chat and tokenize alone, so
+that responses, messages and count_tokens are translated. Both answer well: a 5xx is the gateway's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from fuzz_rig import Everything
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from line_rig import Line, line
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    positive_data_acceptance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+pytestmark = pytest.mark.e2e
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+QUIET = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+)
+PATHS = (
+    "/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens", "/embeddings",
+    "/tokenize", "/detokenize",
+)  # fmt: skip
+CONFIG = """
+[engine]
+backend = "none"
+[server]
+max_body_bytes = 1000000
+[[upstreams]]
+name = "all"
+url = "{url}"
+surfaces = ["chat", "completions", "responses", "messages", "count_tokens", "embeddings", "tokenize"]
+[[upstreams]]
+name = "some"
+url = "{url}"
+surfaces = ["chat", "tokenize"]
+[[models]]
+name = "native"
+targets = [{{ upstream = "all" }}]
+[[models]]
+name = "chat"
+targets = [{{ upstream = "some" }}]
+"""
+
+
+class Fuzzed:
+    """The gateway, its document, and a connection with a valid key."""
+
+    def __init__(self, gateway: Line, upstream: Everything) -> None:
+        self.line = gateway
+        self.upstream = upstream
+        self.session = requests.Session()
+        self.session.trust_env = False
+        document = httpx.get(f"{gateway.base_url}/openapi.json").json()
+        self.schema = schemathesis.openapi.from_dict(document)
+        self.schema.config.generation.with_security_parameters = False
+
+    def fields_of(self, path: str) -> set[str]:
+        """The fields of a request that the document names."""
+        content = self.schema.raw_schema["paths"][path]["post"]["requestBody"]["content"]
+        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        return set(self.schema.raw_schema["components"]["schemas"][name]["properties"])
+
+    def send(self, case: Case) -> Any:
+        headers = {"authorization": f"Bearer {self.line.key}"}
+        return case.call(base_url=self.line.base_url, session=self.session, headers=headers, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with Everything().serving() as upstream:
+        (folder / "tokenline.toml").write_text(CONFIG.format(url=upstream.url))
+        with line(folder) as gateway:
+            yield Fuzzed(gateway, upstream)
+            assert gateway.metric("tokenline_requests_total", status_class="5xx") == 0
+    assert upstream.strange == []
+    log = (folder / "up.log").read_text()
+    assert "Traceback" not in log
+    assert "failed inside the gateway" not in log
+
+
+@pytest.mark.parametrize("model", ["native", "chat"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_every_answer_is_as_documented(fuzzed: Fuzzed, path: str, model: str, mode: GenerationMode) -> None:
+    operation = fuzzed.schema[path]["POST"]
+    is_positive = mode is GenerationMode.POSITIVE
+    checks = [*CHECKS, positive_data_acceptance] if is_positive and model == "native" else CHECKS
+    known = fuzzed.fields_of(path)
+
+    @QUIET
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Case) -> None:
+        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+            case.body["model"] = model
+            if is_positive and model == "chat":
+                # A field that is not described passes through, and is refused where a request is translated.
+                case.body = {name: value for name, value in case.body.items() if name in known}
+        case.validate_response(fuzzed.send(case), checks=checks)
+
+    check()
+
+
+@pytest.mark.parametrize("path", ["/models", "/models/{model}"])
+def test_models_answer_as_documented(fuzzed: Fuzzed, path: str) -> None:
+    @QUIET
+    @given(case=fuzzed.schema[path]["GET"].as_strategy())
+    def check(case: Case) -> None:
+        case.validate_response(fuzzed.send(case), checks=CHECKS)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_bytes_that_are_no_request_get_an_error_in_the_surface_s_shape(fuzzed: Fuzzed, path: str) -> None:
+    url = fuzzed.line.base_url + path
+    shape = {"type", "error", "request_id"} if "messages" in path else {"error"}
+
+    @QUIET
+    @given(body=st.binary(max_size=200) | st.sampled_from([b"[" * 100_000, b'{"model":' * 5000, b"\xff\xfe{}"]))
+    def check(body: bytes) -> None:
+        answer = fuzzed.session.post(url, data=body, headers={"authorization": f"Bearer {fuzzed.line.key}"}, timeout=20)
+        assert 400 <= answer.status_code < 500, (answer.status_code, answer.text)
+        assert set(answer.json()) == shape
+        assert answer.json()["error"]["message"]
+
+    check()
