@@ -104,7 +104,7 @@ def _run_gateway_side(load: Load, *, as_json: bool) -> None:
         say_notes(notes)
         key = tenant_key(settings)
         settings = with_admin_key(settings)
-        for stale in (settings.intake_socket, *([settings.engine_socket] if with_engine else [])):
+        for stale in (settings.intake_socket, settings.limits_path, *([settings.engine_socket] if with_engine else [])):
             stale.unlink(missing_ok=True)
         facts = Facts(
             base_url=settings.advertised_base_url,

@@ -55,7 +55,7 @@ class Worker:
         self._unanswered: dict[str, Ledger] = {}
         self._keys = StoredKeys(lambda: open_store(settings, LOOKUP_SECONDS))
         self._plans = Plans(settings.plans, settings.keys.default_plan)
-        self._limiter = limiter_from(settings, clock, self._plans)
+        self._limiter = limiter_from(settings, clock, self._plans, worker)
         self._router = router_from(settings)
         self._health = HealthChecks(self._balancer, self._client)
         self._health.follow(self._router.checked)
@@ -111,6 +111,7 @@ class Worker:
             ledgers_dropped=dropped,
             queue_depth=self._admission.waiting,
             waiting=self._oldest_waiting(),
+            places=self._admission.limit,
             loop_lags=self._lag.drain(),
             limits_degraded=self._limiter.degraded,
         )

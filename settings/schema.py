@@ -321,6 +321,11 @@ class Settings(BaseModel):
         return self.run_dir / "intake.sock"
 
     @property
+    def limits_path(self) -> Path:
+        """What several workers count of limits by key, which they read of each other; it lives as long as they do."""
+        return self.run_dir / "limits"
+
+    @property
     def keys_path(self) -> Path:
         """SQLite file of the tenant keys."""
         return self.state_dir / "keys.sqlite"

@@ -186,6 +186,8 @@ class WorkerState(msgspec.Struct, frozen=True, tag="worker"):
     """Upstream -> 0 closed, 1 half open, 2 open."""
     limits_degraded: bool = False
     """Redis can't be asked; this worker limits by itself, or refuses."""
+    places: int = 0
+    """Requests that it lets be in flight at once: its share of server.max_concurrent_requests."""
     loop_lags: list[int] = []
     """Lateness of the event loop's ticks since the last report, ns; at most 200."""
 

@@ -163,6 +163,12 @@ GATEWAY: tuple[Metric, ...] = (
         ("direction", "model", "team"),
     ),
     Metric("tokenline_inflight_requests", "gauge", "Requests now at each upstream.", ("upstream",)),
+    Metric(
+        "tokenline_inflight_places",
+        "gauge",
+        "Requests that a relay worker lets be in flight at once: its share of server.max_concurrent_requests.",
+        ("worker",),
+    ),
     Metric("tokenline_rejections_total", "counter", "Requests refused by the gateway.", ("reason",)),
     Metric("tokenline_limits_degraded", "gauge", "1 while Redis can't be asked and limits are not shared."),
     Metric("tokenline_upstream_up", "gauge", "1 when the upstream's last health check passed.", ("upstream",)),

@@ -109,6 +109,7 @@ def _traffic() -> tuple[Panel, ...]:
             (
                 Query(summed(selected("tokenline_inflight_requests", UPSTREAM), "upstream"), "{{upstream}}"),
                 Query("sum(tokenline_queue_depth)", "waiting for room"),
+                Query("sum(tokenline_inflight_places)", "room for"),
             ),
             width=6,
         ),

@@ -1,7 +1,8 @@
 """Tokens used in the current day and month by key, in memory and in a SQLite file, so that a restart forgets nothing.
 
 What is added goes to the file every `flush_seconds`, beside requests: a crash loses at most that much, an ordered end
-nothing. Workers of one state folder add to the same rows and learn of each other's sums when they flush.
+nothing. Workers of one state folder add to the same rows and learn of each other's sums when they flush: of those keys
+that they were asked about since the last time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 from gateway.keys.sparing import Sparing
@@ -35,19 +37,24 @@ Entry = tuple[str, str]
 class Budgets:
     """What was used; `keep` runs beside requests."""
 
-    def __init__(self, path: Path, clock: Clock, flush_seconds: float) -> None:
+    def __init__(self, path: Path, clock: Clock, flush_seconds: float, *, is_shared: bool = False) -> None:
+        """`is_shared`: other processes add to the file, too."""
         self._path = path
         self._clock = clock
         self._flush_seconds = flush_seconds
         self._calendar = Calendar()
         self._used: dict[Entry, int] = {}
         self._waiting: dict[Entry, int] = {}
+        self._asked: set[Entry] | None = set() if is_shared else None
         self._current: tuple[str, str] = ("", "")
         self._sparing = Sparing(clock)
 
     def used(self, key_id: str, period: str) -> int:
         """Tokens of a key in a period."""
-        return self._used.get((key_id, period), 0)
+        entry = (key_id, period)
+        if self._asked is not None:
+            self._asked.add(entry)
+        return self._used.get(entry, 0)
 
     def add(self, key_id: str, period: str, tokens: int) -> None:
         """More tokens."""
@@ -71,9 +78,12 @@ class Budgets:
         """Writes what was added since the last time; what can't be written waits for the next."""
         periods = self._calendar.at(self._clock.wall_ns())
         current = (periods.day, periods.month)
-        if self._waiting or current != self._current:
+        if self._waiting or self._asked or current != self._current:
             waiting, self._waiting = self._waiting, {}
-            self._take(await self._trying(waiting, current))
+            asked = self._asked or set()
+            if self._asked is not None:
+                self._asked = set()
+            self._take(await self._trying(waiting, current, asked))
         if current != self._current:
             self._current = current
             self._used = {entry: tokens for entry, tokens in self._used.items() if entry[1] in current}
@@ -82,9 +92,11 @@ class Budgets:
         for entry, tokens in sums.items():
             self._used[entry] = tokens + self._waiting.get(entry, 0)  # what was added while the file was written
 
-    async def _trying(self, added: dict[Entry, int], current: tuple[str, str]) -> dict[Entry, int]:
+    async def _trying(
+        self, added: dict[Entry, int], current: tuple[str, str], asked: Iterable[Entry] = ()
+    ) -> dict[Entry, int]:
         try:
-            return await asyncio.to_thread(self._write, added, current)
+            return await asyncio.to_thread(self._write, added, current, asked)
         except (sqlite3.Error, OSError) as error:
             for entry, tokens in added.items():
                 self._waiting[entry] = self._waiting.get(entry, 0) + tokens
@@ -92,8 +104,8 @@ class Budgets:
                 log.warning("token budgets can't be written to %s: %s", self._path, error)
             return {}
 
-    def _write(self, added: dict[Entry, int], current: tuple[str, str]) -> dict[Entry, int]:
-        """Adds to the file and forgets past periods; the sums of what was added, or all when nothing was."""
+    def _write(self, added: dict[Entry, int], current: tuple[str, str], asked: Iterable[Entry]) -> dict[Entry, int]:
+        """Adds to the file and forgets past periods; the sums of what was added or asked, or all when nothing was."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self._path, timeout=2)
         try:
@@ -110,7 +122,10 @@ class Budgets:
                     for entry, tokens in added.items()
                     if entry[1] in current
                 }
-                if not added:
+                for entry in asked:
+                    found = db.execute("SELECT tokens FROM budgets WHERE key_id = ? AND period = ?", entry).fetchone()
+                    sums |= {entry: found[0]} if found else {}
+                if not added and not asked:
                     rows = db.execute("SELECT key_id, period, tokens FROM budgets").fetchall()
                     sums = {(key_id, period): tokens for key_id, period, tokens in rows}
         finally:

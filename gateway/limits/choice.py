@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.keys.plans import Plans
 from gateway.keys.stores import require_redis
+from gateway.limits.board import Board
 from gateway.limits.budgets import Budgets
 from gateway.limits.grant import Limiter
 from gateway.limits.local import LocalLimits
@@ -11,9 +12,13 @@ from settings import Settings
 from tracing.clock import Clock
 
 
-def limiter_from(settings: Settings, clock: Clock, plans: Plans) -> Limiter:
-    """Limits of this worker alone, or shared through redis.url. Raises SettingsError without the package redis."""
-    local = LocalLimits(plans, clock, Budgets(settings.budgets_path, clock, settings.keys.flush_seconds))
+def limiter_from(settings: Settings, clock: Clock, plans: Plans, worker: int) -> Limiter:
+    """Limits of this machine's workers together, or shared through redis.url. Raises SettingsError without the package
+    redis."""
+    server = settings.server
+    board = Board(settings.limits_path, worker, server.workers) if server.workers > 1 else None
+    budgets = Budgets(settings.budgets_path, clock, settings.keys.flush_seconds, is_shared=board is not None)
+    local = LocalLimits(plans, clock, budgets, board)
     redis = settings.redis
     if redis.url is None:
         return local

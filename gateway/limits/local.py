@@ -1,16 +1,19 @@
-"""Limits in this worker's memory; the budgets of day and month outlive it in a file (`budgets.py`)."""
+"""Limits of one machine: counted in memory, which its workers can read of each other where there are several
+(`board.py`). The budgets of day and month outlive them in a file (`budgets.py`)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from gateway.keys.limits import Limits
 from gateway.keys.plans import Plans
 from gateway.keys.record import KeyRecord
+from gateway.limits.board import Board, Counters, Used, hash_of
 from gateway.limits.budgets import Budgets
-from gateway.limits.periods import Calendar, Periods
+from gateway.limits.periods import Calendar
 from gateway.limits.standing import Headers, Over, Standing, refusal
-from gateway.limits.window import SlidingWindow
+from gateway.limits.window import seconds_to_empty
 from tracing.clock import Clock
 
 MAX_ACCOUNTS = 20_000
@@ -21,25 +24,28 @@ _BUSY_RETRY_SECONDS = 1.0
 class Account:
     """What one key has in use."""
 
-    __slots__ = ("limits", "record", "requests", "running", "tokens")
+    __slots__ = ("counters", "key_hash", "known", "limits", "record")
 
-    def __init__(self, record: KeyRecord, limits: Limits) -> None:
+    def __init__(self, record: KeyRecord, limits: Limits, key_hash: int, counters: Counters) -> None:
         self.record = record
         self.limits = limits
-        self.running = 0
-        self.requests = SlidingWindow()
-        self.tokens = SlidingWindow()
+        self.key_hash = key_hash
+        self.counters = counters
+        """This worker's."""
+        self.known: dict[int, Counters] = {}
+        """Siblings', see Board.others."""
 
 
 class LocalLimits:
-    """Counts by itself what goes through this worker."""
+    """Counts what goes through this worker, and what its siblings have counted where there is a board of them."""
 
     degraded = False
 
-    def __init__(self, plans: Plans, clock: Clock, budgets: Budgets) -> None:
+    def __init__(self, plans: Plans, clock: Clock, budgets: Budgets, board: Board | None = None) -> None:
         self._plans = plans
         self._clock = clock
         self._budgets = budgets
+        self._board = board
         self._calendar = Calendar()
         self._accounts: OrderedDict[str, Account] = OrderedDict()
 
@@ -51,26 +57,31 @@ class LocalLimits:
     def admit(self, key: KeyRecord, limits: Limits) -> LocalGrant:
         """Leave for one request. Raises ApiError 429."""
         account = self._account(key, limits)
+        counters = account.counters
         now = self._clock.mono_ns()
-        periods = self._calendar.at(self._clock.wall_ns())
-        standing = self._standing(account, periods, now)
-        over = _over(limits, standing)
-        if over is not None:
-            error = refusal(over, limits, standing, self._retry_seconds(over, account, standing, now))
-            error.extra_headers = tuple((n.decode(), v.decode()) for n, v in standing.headers(limits))
-            raise error
-        account.running += 1
+        newest = counters.requests.newest
+        # Counted before it is looked: of two workers that let requests in at the same moment, one at least sees both.
+        # Where both do, both give way: rather one too few than one too many.
+        counters.running += 1
         if limits.requests_per_minute is not None:
-            account.requests.add(now, 1)
-            standing.requests += 1
-            standing.requests_reset = account.requests.empty_in_ns(now) / 1e9
-        return LocalGrant(self, account, standing.headers(limits))
+            counters.requests.add(now, 1)
+        standing = self._standing(account, now)
+        over = _over(limits, standing)
+        if over is None:
+            return LocalGrant(self, account, standing.headers(limits))
+        counters.running -= 1
+        if limits.requests_per_minute is not None:
+            counters.requests.take_back(1, newest)
+        standing = self._standing(account, now)
+        error = refusal(over, limits, standing, self._retry_seconds(over, account, standing, now))
+        error.extra_headers = tuple((n.decode(), v.decode()) for n, v in standing.headers(limits))
+        raise error
 
     def debit(self, account: Account, tokens: int) -> None:
         """Tokens that a request turned out to need."""
         limits = account.limits
         if limits.tokens_per_minute is not None:
-            account.tokens.add(self._clock.mono_ns(), tokens)
+            account.counters.tokens.add(self._clock.mono_ns(), tokens)
         periods = self._calendar.at(self._clock.wall_ns())
         if limits.tokens_per_day is not None:
             self._budgets.add(account.record.id, periods.day, tokens)
@@ -92,23 +103,38 @@ class LocalLimits:
     def _account(self, key: KeyRecord, limits: Limits) -> Account:
         account = self._accounts.get(key.id)
         if account is None:
-            account = self._accounts[key.id] = Account(key, limits)
+            key_hash = hash_of(key.id)
+            account = self._accounts[key.id] = Account(key, limits, key_hash, self._counters(key_hash))
             if len(self._accounts) > MAX_ACCOUNTS:
                 self._accounts.popitem(last=False)
-        else:
-            account.record, account.limits = key, limits
-            self._accounts.move_to_end(key.id)
+            return account
+        account.record, account.limits = key, limits
+        self._accounts.move_to_end(key.id)
+        if self._board is not None and not self._board.holds(account.key_hash, account.counters):
+            account.counters = self._counters(account.key_hash)  # it rested, and another key needed the place
         return account
 
-    def _standing(self, account: Account, periods: Periods, now: int) -> Standing:
-        limits, standing = account.limits, Standing(running=account.running)
+    def _counters(self, key_hash: int) -> Counters:
+        return Counters() if self._board is None else self._board.counters(key_hash)
+
+    def _others(self, account: Account) -> Iterable[Counters]:
+        """What siblings count of the same key."""
+        return () if self._board is None else self._board.others(account.key_hash, account.known)
+
+    def _standing(self, account: Account, now: int) -> Standing:
+        limits, used = account.limits, Used()
+        account.counters.add_to(used, now)
+        for other in self._others(account):
+            other.add_to(used, now)
+        standing = Standing(running=used.running)
         if limits.requests_per_minute is not None:
-            standing.requests = account.requests.total(now)
-            standing.requests_reset = account.requests.empty_in_ns(now) / 1e9
+            standing.requests = used.requests
+            standing.requests_reset = seconds_to_empty(used.requests_newest, now)
         if limits.tokens_per_minute is not None:
-            standing.tokens = account.tokens.total(now)
-            standing.tokens_reset = account.tokens.empty_in_ns(now) / 1e9
+            standing.tokens = used.tokens
+            standing.tokens_reset = seconds_to_empty(used.tokens_newest, now)
         wall = self._clock.wall_ns()
+        periods = self._calendar.at(wall)
         if limits.tokens_per_day is not None:
             standing.day = self._budgets.used(account.record.id, periods.day)
             standing.day_reset = (periods.day_end_ns - wall) / 1e9
@@ -118,12 +144,14 @@ class LocalLimits:
         return standing
 
     def _retry_seconds(self, over: Over, account: Account, standing: Standing, now: int) -> float:
-        limits = account.limits
+        limits, counters, others = account.limits, account.counters, list(self._others(account))
         match over:
             case Over.REQUESTS_PER_MINUTE:
-                return account.requests.below_in_ns(now, limits.requests_per_minute or 0) / 1e9
+                windows = [other.requests for other in others]
+                return counters.requests.below_in_ns(now, limits.requests_per_minute or 0, windows) / 1e9
             case Over.TOKENS_PER_MINUTE:
-                return account.tokens.below_in_ns(now, limits.tokens_per_minute or 0) / 1e9
+                windows = [other.tokens for other in others]
+                return counters.tokens.below_in_ns(now, limits.tokens_per_minute or 0, windows) / 1e9
             case Over.TOKENS_PER_DAY:
                 return standing.day_reset
             case Over.TOKENS_PER_MONTH:
@@ -144,21 +172,22 @@ class LocalGrant:
 
     def leave(self, tokens: int) -> None:
         """Gives the place back and debits the tokens."""
-        self._account.running -= 1
+        self._account.counters.running -= 1
         if tokens > 0:
             self._limits.debit(self._account, tokens)
 
 
 def _over(limits: Limits, standing: Standing) -> Over | None:
-    """The first limit that has no room; budgets come first, since waiting a minute does not help there."""
+    """The first limit that has no room for a request that is counted in already; budgets come first, since waiting a
+    minute does not help there."""
     checks = (
-        (Over.TOKENS_PER_MONTH, limits.tokens_per_month, standing.month),
-        (Over.TOKENS_PER_DAY, limits.tokens_per_day, standing.day),
-        (Over.TOKENS_PER_MINUTE, limits.tokens_per_minute, standing.tokens),
+        (Over.TOKENS_PER_MONTH, limits.tokens_per_month, standing.month + 1),
+        (Over.TOKENS_PER_DAY, limits.tokens_per_day, standing.day + 1),
+        (Over.TOKENS_PER_MINUTE, limits.tokens_per_minute, standing.tokens + 1),
         (Over.REQUESTS_PER_MINUTE, limits.requests_per_minute, standing.requests),
         (Over.CONCURRENT_REQUESTS, limits.concurrent_requests, standing.running),
     )
     for over, limit, used in checks:
-        if limit is not None and used >= limit:
+        if limit is not None and used > limit:
             return over
     return None

@@ -11,7 +11,7 @@ import httpx
 from line_rig import line
 
 
-def test_workers_share_the_port_and_their_totals_are_one(tmp_path: Path) -> None:
+def test_workers_share_the_port_a_keys_limits_and_their_totals_are_one(tmp_path: Path) -> None:
     environ = {"TOKENLINE_SERVER__WORKERS": "2", "TOKENLINE_SIMULATED__FORWARD_MS": "1"}
     with line(tmp_path, "--device", "simulated", **environ) as up:
         headers = {"authorization": f"Bearer {up.key}"}
@@ -24,6 +24,15 @@ def test_workers_share_the_port_and_their_totals_are_one(tmp_path: Path) -> None
         with ThreadPoolExecutor(4) as pool:
             assert set(pool.map(ask, range(40))) == {200}
         up.until_metric(40, "tokenline_requests_total", outcome="ok")
+        admin = {"x-api-key": (tmp_path / "state" / "admin-key").read_text().strip()}
+        asked = {"alias": "app", "limits": {"requests_per_minute": 15}}
+        made = httpx.post(up.ops_url + "/admin/v1/keys", json=asked, headers=admin).json()
+        headers["authorization"] = f"Bearer {made['secret']}"
+        with ThreadPoolExecutor(4) as pool:
+            limited = list(pool.map(ask, range(40)))
+        assert (limited.count(200), limited.count(429)) == (15, 25)
+        headers["authorization"] = f"Bearer {up.key}"
+        up.until_metric(25, "tokenline_rejections_total", reason="rate_limit")
         ticks = [up.metric("tokenline_event_loop_lag_seconds_count", worker=str(number)) for number in range(2)]
         assert min(ticks) > 0
         before = up.metric("tokenline_requests_total", outcome="ok")

@@ -132,6 +132,13 @@ def test_the_lateness_of_a_workers_loop_is_observed_tick_by_tick() -> None:
     assert rig.rig.value("tokenline_event_loop_lag_seconds_sum", worker="3") == pytest.approx(0.041)
 
 
+def test_each_workers_share_of_the_places_is_shown() -> None:
+    rig = WorkersRig()
+    rig.workers.report(WorkerState(1, 11, HERE, {}, 0, places=50))
+    rig.workers.report(WorkerState(2, 12, HERE, {}, 0, places=51))
+    assert rig.rig.series("tokenline_inflight_places") == {("1",): 50, ("2",): 51}
+
+
 def test_limits_are_degraded_while_any_living_worker_says_so() -> None:
     rig = WorkersRig()
     rig.workers.report(WorkerState(1, 11, HERE, {}, 0, limits_degraded=True))

@@ -39,12 +39,14 @@ class Workers:
         """`dropped` is told how many more ledgers were lost, `lagged` how late (ns) a worker's loop ran its ticks."""
         self._clock = clock
         self._inflight = gauges["tokenline_inflight_requests"]
+        self._places = gauges["tokenline_inflight_places"]
         self._queue_depth = gauges["tokenline_queue_depth"]
         self._limits_degraded = gauges["tokenline_limits_degraded"]
         self._breaker_state = gauges["tokenline_breaker_state"]
         self._oldest_waiting = gauges["tokenline_oldest_waiting_seconds"]
         self._upstreams = Bounded(max_names)
         self._models = Bounded(max_names)
+        self._numbers = Bounded(max_names)
         self._dropped = dropped
         self._lagged = lagged
         self._waiting = waiting
@@ -84,6 +86,9 @@ class Workers:
         self._publish_inflight(live)
         self._limits_degraded.set(any(state.limits_degraded for state in live))
         self._publish_waiting(live)
+        for state in live:
+            (name,) = self._numbers.keep(str(state.worker))
+            self._places.labels(name).set(state.places)
 
     def _publish_waiting(self, live: list[WorkerState]) -> None:
         self._queue_depth.set(sum(state.queue_depth for state in live))
