@@ -110,6 +110,11 @@ def _as_json(found: Difference) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _is_shown(found: Difference) -> bool:
+    """Stages that did not move are no news; figures of the client always are."""
+    return found.server_stage is None or not found.is_small
+
+
 def _show(
     first: dict[str, Any],
     second: dict[str, Any],
@@ -127,18 +132,17 @@ def _show(
     out = console()
     out.print(f"A {first['run']}, B {second['run']}: {first['base_url']}, model {first['model']}")
     styles = {"not sure": "yellow", "worse": "bold red", "better": "green", "longer": "red", "shorter": "green"}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stage", "metric", "A", "B", "change", "99 % interval of B - A", ""):
-        table.add_column(name, justify="left" if name in ("stage", "metric", "") else "right", no_wrap=True)
-    before = ""
-    for found in differences:
-        share = "-" if found.share is None else f"{found.share:+.1%}"
-        interval = "-" if found.low is None or found.high is None else f"{found.low:+.4g} to {found.high:+.4g}"
-        verdict = Text(found.verdict, styles.get(found.verdict, "dim"))
-        stage = "" if found.stage == before else found.stage
-        table.add_row(stage, found.metric, ms(found.a), ms(found.b), share, interval, verdict)
-        before = found.stage
-    out.print(table)
+    for stage in dict.fromkeys(found.stage for found in differences):
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for name in (stage, "A", "B", "change", "99 % of B - A", ""):
+            table.add_column(name, justify="left" if name in (stage, "") else "right", no_wrap=True)
+        for found in (one for one in differences if one.stage == stage and _is_shown(one)):
+            share = "-" if found.share is None else f"{found.share:+.1%}"
+            interval = "-" if found.low is None or found.high is None else f"{found.low:+.4g} to {found.high:+.4g}"
+            verdict = Text(found.verdict, styles.get(found.verdict, "dim"))
+            table.add_row(found.metric, ms(found.a), ms(found.b), share, interval, verdict)
+        out.print(table)
+    out.print("stages that differ by less than 2 % of the whole are left out; --json has them")
     if not any(found.is_sure for found in differences):
         out.print("no difference: none is both sure and large enough to matter")
     for stage, found in moved(differences).items():

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from loadtest.bootstrap import block_mean, independent, interval, resampled
 from loadtest.figures import quantile, rounded
 from loadtest.server_side import LATE_STAGES, STAGE_ORDER
 
 TRIPLE = ("base_url", "key_fingerprint", "model")
 """What stays fixed while one searches: runs that differ in it are of two different things."""
-RESAMPLES = 2000
-CONFIDENCE = 0.99
 SMALLEST_SHARE = 0.02
 """A difference below this is within what the client itself may be off, however sure it is."""
 FEWEST = 5
@@ -97,11 +96,20 @@ def compare(a: dict[str, Any], b: dict[str, Any], rng: random.Random) -> list[Di
     """All differences of the stages that both runs have."""
     found = []
     for name, at_a, at_b in pairs(a, b):
-        values_a, values_b = samples(a, at_a), samples(b, at_b)
+        sides = (timed_samples(a, at_a), timed_samples(b, at_b))
+        values_a, values_b = ({m: sorted(v for _, v in t) for m, t in side.items()} for side in sides)
+        # Requests that were answered together share their luck: blocks are as long as an answer takes.
+        blocks = [round(1e3 * quantile(v["e2e"], 0.5)) if v["e2e"] else 1 for v in (values_a, values_b)]
         for metric, first in values_a.items():
             second = values_b.get(metric)
-            if first and second:
-                found += [quantile_difference(name, metric, first, second, label, rng) for label in _labels(metric)]
+            if not first or not second:
+                continue
+            for label in _labels(metric):
+                worth = tuple(
+                    independent(side[metric], quantile(values, QUANTILES[label]), block)
+                    for side, values, block in zip(sides, (first, second), blocks, strict=True)
+                )
+                found.append(quantile_difference(name, metric, first, second, label, rng, (worth[0], worth[1])))
         found = [_as_part(difference, values_a) for difference in found]
         found += _rates(name, a, b, at_a, at_b, rng)
     return found
@@ -128,26 +136,30 @@ def stage_name(stage: dict[str, Any]) -> str:
 
 def samples(run: dict[str, Any], place: int) -> dict[str, list[float]]:
     """Each metric's values of the requests that count in a stage, in order, in ms."""
+    return {metric: sorted(value for _, value in found) for metric, found in timed_samples(run, place).items()}
+
+
+def timed_samples(run: dict[str, Any], place: int) -> dict[str, list[tuple[int, float]]]:
+    """The same with the instant at which each was due, in µs."""
     requests = run["requests"]
     counted = [at for at in range(len(requests["error"])) if _counts(run, place, at) and requests["error"][at] is None]
-    found = {}
+    due = requests["scheduled_us"]
+    found: dict[str, list[tuple[int, float]]] = {}
     for metric, (begin, end) in LATENCIES.items():
-        times = ((requests[begin][at], requests[end][at]) for at in counted)
-        found[metric] = sorted(
-            (after - before) / 1e3 for before, after in times if before is not None and after is not None
-        )
-    found["tpot"] = sorted(_tpots(requests, counted))
+        times = ((at, requests[begin][at], requests[end][at]) for at in counted)
+        found[metric] = [(due[at], (b - a) / 1e3) for at, a, b in times if a is not None and b is not None]
+    found["tpot"] = list(_tpots(requests, counted))
     for stage in STAGE_ORDER:
         if column := requests.get(f"{stage}_ms"):
-            found[stage] = sorted(value for at in counted if (value := column[at]) is not None)
+            found[stage] = [(due[at], value) for at in counted if (value := column[at]) is not None]
     return found
 
 
-def _tpots(requests: dict[str, list[Any]], counted: Sequence[int]) -> Iterator[float]:
+def _tpots(requests: dict[str, list[Any]], counted: Sequence[int]) -> Iterator[tuple[int, float]]:
     for at in counted:
         first, last, tokens = (requests[name][at] for name in ("first_token_us", "last_token_us", "output_tokens"))
         if first is not None and last is not None and tokens and tokens > 1 and last > first:
-            yield (last - first) / 1e3 / (tokens - 1)
+            yield requests["scheduled_us"][at], (last - first) / 1e3 / (tokens - 1)
 
 
 def _counts(run: dict[str, Any], place: int, at: int) -> bool:
@@ -169,25 +181,24 @@ def _as_part(difference: Difference, values: dict[str, list[float]]) -> Differen
 
 
 def quantile_difference(
-    stage: str, metric: str, a: Sequence[float], b: Sequence[float], label: str, rng: random.Random
+    stage: str,
+    metric: str,
+    a: Sequence[float],
+    b: Sequence[float],
+    label: str,
+    rng: random.Random,
+    worth: tuple[float, float] | None = None,
 ) -> Difference:
-    share = QUANTILES[label]
-    """One quantile (a key of QUANTILES) of two samples in order, with the interval of b - a."""
-    interval = None
-    if min(len(a), len(b)) >= FEWEST:
-        interval = _interval(lambda: resampled(b, share, rng) - resampled(a, share, rng))
-    return _difference(stage, f"{metric}_{label}", quantile(a, share), quantile(b, share), interval)
+    """One quantile (a key of QUANTILES) of two samples in order, with the interval of b - a.
 
-
-def resampled(ordered: Sequence[float], share: float, rng: random.Random) -> float:
-    """The quantile of one bootstrap resample, without making it.
-
-    Of n numbers drawn uniformly, the k-th smallest is Beta(k, n + 1 - k) distributed; drawn with replacement from a
-    sample, it is the sample's own quantile there.
+    `worth`: of how many independent requests each is; None: of as many as it has.
     """
-    count = len(ordered)
-    rank = share * (count - 1) + 1
-    return ordered[min(count - 1, int(rng.betavariate(rank, count + 1 - rank) * count))]
+    share = QUANTILES[label]
+    of_a, of_b = worth or (None, None)
+    bounds = None
+    if min(len(a), len(b)) >= FEWEST:
+        bounds = interval(lambda: resampled(b, share, rng, of_b) - resampled(a, share, rng, of_a))
+    return _difference(stage, f"{metric}_{label}", quantile(a, share), quantile(b, share), bounds)
 
 
 def _rates(
@@ -198,10 +209,10 @@ def _rates(
         if first is None or second is None:
             continue
         bins_a, bins_b = (seconds_of(run, place, metric) for run, place in ((a, at_a), (b, at_b)))
-        interval = None
+        bounds = None
         if min(len(bins_a), len(bins_b)) >= FEWEST:
-            interval = _interval(lambda x=bins_a, y=bins_b: _block_mean(y, rng) - _block_mean(x, rng))  # type: ignore[misc]
-        yield _difference(name, metric, first, second, interval)
+            bounds = interval(lambda x=bins_a, y=bins_b: block_mean(y, rng) - block_mean(x, rng))  # type: ignore[misc]
+        yield _difference(name, metric, first, second, bounds)
 
 
 def seconds_of(run: dict[str, Any], place: int, metric: str) -> list[float]:
@@ -219,29 +230,10 @@ def seconds_of(run: dict[str, Any], place: int, metric: str) -> list[float]:
     return bins
 
 
-def _block_mean(bins: Sequence[float], rng: random.Random) -> float:
-    """The mean of a resample in blocks of neighbours: seconds are not independent of those next to them."""
-    count = len(bins)
-    length = max(1, round(count ** (1 / 3)))
-    total, drawn = 0.0, 0
-    while drawn < count:
-        start = rng.randrange(count - length + 1)
-        block = bins[start : start + min(length, count - drawn)]
-        total += sum(block)
-        drawn += len(block)
-    return total / count
-
-
-def _interval(draw: Callable[[], float]) -> tuple[float, float]:
-    drawn = sorted(draw() for _ in range(RESAMPLES))
-    tail = (1 - CONFIDENCE) / 2
-    return quantile(drawn, tail), quantile(drawn, 1 - tail)
-
-
-def _difference(stage: str, metric: str, a: float, b: float, interval: tuple[float, float] | None) -> Difference:
-    low, high = interval if interval else (None, None)
-    bounds = (None if low is None else rounded(low), None if high is None else rounded(high))
-    return Difference(stage, metric, rounded(a), rounded(b), *bounds)
+def _difference(stage: str, metric: str, a: float, b: float, bounds: tuple[float, float] | None) -> Difference:
+    low, high = bounds if bounds else (None, None)
+    shown = (None if low is None else rounded(low), None if high is None else rounded(high))
+    return Difference(stage, metric, rounded(a), rounded(b), *shown)
 
 
 def moved(differences: Sequence[Difference]) -> dict[str, Difference]:

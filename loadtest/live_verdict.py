@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from loadtest.compare import CONFIDENCE, Difference
+from loadtest.bootstrap import CONFIDENCE
+from loadtest.compare import Difference
 from loadtest.figures import rounded
 from loadtest.live import ENOUGH, SizeFound, baseline_of, compare_sizes
 from loadtest.live_layers import LAYERS, Layer, is_changed, layers_of, shares_of

@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtest.archive import NoRun, columns, find_run, new_run_id, read_run, save_run
+from loadtest.bootstrap import independent, resampled
 from loadtest.charts import charts_of
-from loadtest.compare import compare, foreign, moved, other_settings, resampled
+from loadtest.compare import compare, foreign, moved, other_settings
 from loadtest.driver import Progress
 from loadtest.fail_on import broken, parse_rule
 from loadtest.figures import quantile, spread
@@ -37,6 +38,11 @@ from tracing.clock import FakeClock
 S = 1_000_000_000
 MS = 1_000_000
 WINDOW = Window(0, 10 * S, 20 * S)
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.bootstrap.RESAMPLES", 500)
 
 
 def record(
@@ -184,6 +190,35 @@ def test_the_resampled_quantile_is_distributed_as_that_of_real_resamples():
     real = sorted(quantile(sorted(rng.choices(ordered, k=80)), 0.95) for _ in range(4000))
     for share in (0.1, 0.5, 0.9):
         assert quantile(quick, share) == pytest.approx(quantile(real, share), rel=0.15)
+
+
+def test_requests_that_share_their_luck_are_worth_fewer():
+    rng = random.Random(4)
+    alone = [(n * S // 1000, rng.random()) for n in range(2000)]
+    assert independent(alone, 0.5, S // 100) > 1000
+    waves = [(n * S // 1000, wave + rng.random() / 10) for wave in [rng.random() for _ in range(40)] for n in range(50)]
+    waves = [(block * S + at, value) for (at, value), block in zip(waves, [n // 50 for n in range(2000)], strict=True)]
+    assert 20 < independent(waves, quantile(sorted(v for _, v in waves), 0.5), S) < 80
+    assert independent(alone, 0.5, 10 * S) == 1
+    assert independent(alone, 2.0, S // 100) == 2000
+
+
+def test_two_runs_whose_waves_are_lucky_and_unlucky_are_not_surely_different():
+    """Those that are due together wait for the same thing: a few waves, not hundreds of requests."""
+
+    def waved(seed: int) -> dict[str, Any]:
+        kept, rng = run(seed), random.Random(seed)
+        requests = kept["requests"]
+        luck = [rng.choice((0, 40_000)) for _ in range(10)]
+        for at, due in enumerate(requests["scheduled_us"]):
+            if due is None:
+                continue
+            requests["first_token_us"][at] += luck[int(due // 2e6) % 10]
+            requests["end_us"][at] += luck[int(due // 2e6) % 10] + 2_000_000
+        return kept
+
+    sure = [[d for d in compare(waved(s), waved(s + 50), random.Random(1)) if d.is_sure] for s in range(6)]
+    assert sum(any(d.metric == "ttft_p50" for d in found) for found in sure) <= 1
 
 
 def test_a_limit_is_broken_by_a_sure_difference_beyond_it_alone():

@@ -21,7 +21,7 @@ PREFILL_MS_PER_TOKEN, STEP_MS, STEP_MS_PER_SEQUENCE = 0.5, 18.0, 0.5
 
 @pytest.fixture(autouse=True)
 def _few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.compare.RESAMPLES", 300)
+    monkeypatch.setattr("loadtest.bootstrap.RESAMPLES", 300)
 
 
 def request(
