@@ -77,7 +77,7 @@ def shares_of(size: SizeFound, layers: dict[str, Layer], *, to_first_token: bool
         elif stage in ("engine_prefill", "streaming", "engine_decode"):
             own = _engines_part(size, stage)
             if own is None:
-                give("unknown", ms)
+                give("traffic" if _goes_with_work(size, layers, stage, ms) else "unknown", ms)
                 continue
             # What like requests lost or gained is the engine's; what is left comes of other work in other company.
             give("model" if layers["model"].state == "changed" else "engine", own)
@@ -210,6 +210,14 @@ def _engines_part(size: SizeFound, stage: str) -> float | None:
     tokens = [one.output_tokens for one in size.live if one.output_tokens]
     steps = sum(tokens) / len(tokens) - 1 if tokens else 0.0
     return found.change if stage == "engine_prefill" else found.change * steps
+
+
+def _goes_with_work(size: SizeFound, layers: dict[str, Layer], stage: str, ms: float) -> bool:
+    """No request was like any of the run's: where the engine is the same otherwise, more tokens explain more time."""
+    work = size.difference("computed_tokens_p50" if stage == "engine_prefill" else "output_tokens_p50")
+    if work is None or layers["engine"].state != "unchanged" or layers["model"].state != "unchanged":
+        return False
+    return is_changed(work) and (work.change > 0) == (ms > 0)
 
 
 def _told(found: Difference) -> str:

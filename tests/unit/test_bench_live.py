@@ -108,8 +108,8 @@ def test_a_slower_engine_is_told_by_requests_alike():
 def test_longer_prompts_are_traffic_and_not_the_engine():
     found = judged({"tokens": None}, tokens=200)
     assert states(found)["traffic"] == "changed"
-    assert found.cause in ("traffic", "unknown")
-    # No live prompt was as long as the run's: nothing says how the engine would have done.
+    assert found.cause == "traffic"
+    # No live prompt was as long as the run's: prefill is told by decode, which is the same engine's.
     prefill = [one for size in found.sizes for one in size.like_for_like if one.metric == "engine_prefill_p50"]
     assert not prefill
 
