@@ -19,7 +19,8 @@ from backend_engine.spans import OncePerMinute, otlp_exporter
 from settings.schema import LoggingSettings
 from tracing.clock import FakeClock
 
-HEADERS = {"traceparent": TRACEPARENT, "x-tokenline-request-id": "req_1"}
+REQUEST_ID = "req_" + "1" * 24
+HEADERS = {"traceparent": TRACEPARENT, "x-tokenline-request-id": REQUEST_ID}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -129,7 +130,7 @@ async def test_spans_have_the_times_of_the_marks(tmp_path: Path) -> None:
         "tokenline.engine.kv_usage": 0.25,
         "tokenline.engine.batch_size": 4,
         "tokenline.outcome": "ok",
-        "tokenline.request_id": "req_1",
+        "tokenline.request_id": REQUEST_ID,
     }
     assert {name: attributes.get(name) for name in expected} == expected
     assert "error.type" not in attributes
