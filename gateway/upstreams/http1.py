@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import httptools
 
-MAX_HEAD_BYTES = 2**17
-"""Of an answer's status line and headers."""
+MAX_HEAD_BYTES = 2**16
+"""Of an answer's status line and headers: more than that, in one line, is more than Python's own client takes."""
 READ_BUFFER_BYTES = 2**20
 """Nothing more is read from the upstream when this much has not been forwarded yet."""
 PIECE_BYTES = 2**16
@@ -56,6 +56,8 @@ class Http1Connection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self._head_bytes = 0
+        """Read before the head was complete; of the body too, what came with its end."""
+        self._header_bytes = 0
         self._has_head = False
         self._is_complete = False
         self._pieces: list[bytes] = []
@@ -192,8 +194,12 @@ class Http1Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # After the head these are trailers, which nobody reads.
-        if not self._has_head:
-            self.headers.append((name.lower(), value))
+        if self._has_head:
+            return
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEAD_BYTES:
+            raise ProtocolBroken(f"headers of more than {MAX_HEAD_BYTES} bytes")
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -122,6 +122,7 @@ async def test_a_connection_that_ends_too_early_is_lost(cut: bytes) -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: " + b"a" * MAX_HEAD_BYTES,
+        b"HTTP/1.1 200 OK\r\nx: " + b"a" * MAX_HEAD_BYTES + b"\r\ncontent-length: 0\r\n\r\n",
     ],
 )
 async def test_what_is_no_clean_http_is_refused_and_the_connection_ended(answer: bytes) -> None:
