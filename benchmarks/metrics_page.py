@@ -1,7 +1,7 @@
 """How long the /metrics page takes when every label has all the values that it may have, and how large it is then.
 
-`python -m benchmarks.metrics_page [--routes 64]`. The limit is 5 MB and 200 ms. What prometheus_client's own encoder
-takes for the same page stands beside it.
+`python -m benchmarks.metrics_page [--models 64] [--upstreams 1]`: every model at every upstream. The limit is 5 MB and
+200 ms. What prometheus_client's own encoder takes for the same page stands beside it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,34 @@ from tracing.clock import SystemClock, host_identity
 from tracing.ledger import Attempt, Outcome, Usage, WorkerState
 from tracing.observer.bands import Bands
 from tracing.observer.exposition import write
-from tracing.observer.meters import Meters
+from tracing.observer.meters import MAX_ROUTES, Meters
 from tracing.observer.rows import Row
 from tracing.observer.slo import Objectives, SloCounter
+from tracing.observer.waiting import Waiting
 from tracing.observer.workers import Workers
 from tracing.stages import timeline_of
 
 REQUESTS_PER_ROUTE = 60
 
 
-def full_registry(routes: int) -> CollectorRegistry:
-    """As many models, each with an upstream, a team and requests of every size and several outcomes."""
+def full_registry(models: int, upstreams: int) -> CollectorRegistry:
+    """As many models and upstreams, every model at every upstream, with requests of every size and several outcomes."""
     registry, clock, host, chance = CollectorRegistry(), SystemClock(), host_identity(), random.Random(1)
     meters = Meters(registry, trace_is_kept=lambda *_: True)
     bands = Bands(clock, meters.band_request, meters.band_seconds)
     slo = SloCounter(Objectives({"default": SloSettings(ttft_ms=60)}), clock, meters.slo)
-    workers = Workers(clock, meters.gauges, max_names=routes, dropped=meters.ledgers_dropped, lagged=meters.loop_lags)
-    for route in range(routes):
-        model, upstream = f"organisation/model-number-{route}", f"upstream-{route}"
+    workers = Workers(
+        clock,
+        meters.gauges,
+        max_names=MAX_ROUTES,
+        dropped=meters.ledgers_dropped,
+        lagged=meters.loop_lags,
+        waiting=Waiting(),
+    )
+    for route in range(models * upstreams):
+        # One upstream: each model has one of its own.
+        place = route % upstreams if upstreams > 1 else route
+        model, upstream = f"organisation/model-number-{route // upstreams}", f"upstream-{place}"
         for number in range(REQUESTS_PER_ROUTE):
             made = ledger(route * REQUESTS_PER_ROUTE + number)
             late = round(chance.lognormvariate(0, 1.5) * 1e8)
@@ -93,8 +103,10 @@ def milliseconds(encode: Callable[[], bytes], times: int = 5) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--routes", type=int, default=64)
-    registry = full_registry(parser.parse_args().routes)
+    parser.add_argument("--models", type=int, default=64)
+    parser.add_argument("--upstreams", type=int, default=1)
+    asked = parser.parse_args()
+    registry = full_registry(asked.models, asked.upstreams)
     page = write(registry, openmetrics=True)
     figures = {
         "megabytes": round(len(page) / 1e6, 2),

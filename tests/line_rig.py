@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 TOKENLINE = str(Path(sys.executable).with_name("tokenline"))
 
@@ -78,6 +79,15 @@ class Line:
             if line.startswith((name + "{", name + " ")) and all(f'{k}="{v}"' in line for k, v in labels.items()):
                 total += float(line.rsplit(" ", 1)[1])
         return total
+
+    def counted(self) -> dict[str, float]:
+        """Every sample that may only grow, by name and labels: counters, and histograms' buckets, counts and sums."""
+        return {
+            f"{sample.name}{sorted(sample.labels.items())}": sample.value
+            for family in text_string_to_metric_families(self.metrics())
+            if family.type in ("counter", "histogram")
+            for sample in family.samples
+        }
 
     def until_metric(self, wanted: float, name: str, wait_s: float = 10, **labels: str) -> float:
         """Waits until the metric has at least this value."""

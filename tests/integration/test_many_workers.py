@@ -36,7 +36,9 @@ def test_workers_share_the_port_a_keys_limits_and_their_totals_are_one(tmp_path:
         ticks = [up.metric("tokenline_event_loop_lag_seconds_count", worker=str(number)) for number in range(2)]
         assert min(ticks) > 0
         before = up.metric("tokenline_requests_total", outcome="ok")
+        counted = up.counted()
         up.child("worker:1").kill()
+        assert fallen(counted, up.counted()) == []
         statuses = []
         deadline = time.monotonic() + 20
         while len(statuses) < 30 and time.monotonic() < deadline:
@@ -46,6 +48,15 @@ def test_workers_share_the_port_a_keys_limits_and_their_totals_are_one(tmp_path:
                 continue  # a connection that the dead worker had in its queue
         assert set(statuses) == {200}
         up.until_metric(before + 30, "tokenline_requests_total", outcome="ok")
+        # Its successor counts from nothing, the observer goes on from what there was.
+        up.until_metric(ticks[1] + 1, "tokenline_event_loop_lag_seconds_count", worker="1")
+        assert fallen(counted, up.counted()) == []
+
+
+def fallen(before: dict[str, float], after: dict[str, float]) -> list[str]:
+    """What is less than it was, or gone."""
+    assert len(before) > 100
+    return [name for name, value in before.items() if after.get(name, -1.0) < value]
 
 
 def test_https_is_served_with_the_users_certificate(tmp_path: Path) -> None:
