@@ -28,32 +28,49 @@ class _Piece(msgspec.Struct, frozen=True):
     samples: bool
 
 
-def check_agreement(loaded: LoadedModel, cache: KvCache, device: torch.device) -> float:
-    """Returns the largest relative difference; raises ModelError when it is above the tolerance.
+class SelfCheck:
+    """Takes the model's own logits when it is made: then its weights may be laid out anew, and `compare` checks that
+    too."""
 
-    Writes pages of `cache`, which must have no owner yet.
-    """
-    generator = torch.Generator().manual_seed(0)
-    longest = max(_LENGTHS)
-    tokens = torch.randint(0, loaded.vocab_size, (len(_LENGTHS), longest), generator=generator).to(device)
-    pages = -(-longest // cache.page_size)
-    block_tables = torch.arange(pages * len(_LENGTHS), device=device).view(len(_LENGTHS), pages)
-    if loaded.max_model_len < longest or block_tables.numel() > len(cache.keys[0]):
-        return 0.0  # a cache of a few tokens (tests) has no room for the check
-    first = [_Piece(0, 0, 13, False), _Piece(1, 0, _LENGTHS[1] - 1, False)]
-    second = [_Piece(1, _LENGTHS[1] - 1, 1, True), _Piece(0, 13, _LENGTHS[0] - 13, True)]
-    with torch.inference_mode():
-        logits_of(loaded.model, PackedStep.of(first, tokens, block_tables, cache))
-        ours = logits_of(loaded.model, PackedStep.of(second, tokens, block_tables, cache))
-        own = torch.stack([_own_logits(loaded, tokens[1, : _LENGTHS[1]]), _own_logits(loaded, tokens[0])])
-    difference = float(((ours - own).norm(dim=-1) / own.norm(dim=-1)).max())
-    if not difference <= TOLERANCE[loaded.dtype]:
-        raise ModelError(
-            f"model {loaded.name!r} ({type(loaded.model).__name__}): our forward differs from transformers' own by "
-            f"{difference:.2g} (at most {TOLERANCE[loaded.dtype]:g} is rounding), so its attention is not "
-            f"supported: {OTHER_ENGINE}"
+    def __init__(self, loaded: LoadedModel, device: torch.device) -> None:
+        self._loaded = loaded
+        self._device = device
+        generator = torch.Generator().manual_seed(0)
+        shape = (len(_LENGTHS), max(_LENGTHS))
+        self._tokens = torch.randint(0, loaded.vocab_size, shape, generator=generator).to(device)
+        self._is_too_short = loaded.max_model_len < max(_LENGTHS)
+        with torch.inference_mode():
+            self._own = None if self._is_too_short else self._own_logits()
+
+    def compare(self, cache: KvCache) -> float:
+        """Returns the largest relative difference; raises ModelError when it is above the tolerance.
+
+        Writes pages of `cache`, which must have no owner yet.
+        """
+        loaded, tokens = self._loaded, self._tokens
+        pages = -(-max(_LENGTHS) // cache.page_size)
+        block_tables = torch.arange(pages * len(_LENGTHS), device=self._device).view(len(_LENGTHS), pages)
+        if self._own is None or block_tables.numel() > len(cache.keys[0]):
+            return 0.0  # a cache of a few tokens (tests) has no room for the check
+        first = [_Piece(0, 0, 13, False), _Piece(1, 0, _LENGTHS[1] - 1, False)]
+        second = [_Piece(1, _LENGTHS[1] - 1, 1, True), _Piece(0, 13, _LENGTHS[0] - 13, True)]
+        with torch.inference_mode():
+            logits_of(loaded.model, PackedStep.of(first, tokens, block_tables, cache))
+            ours = logits_of(loaded.model, PackedStep.of(second, tokens, block_tables, cache))
+        difference = float(((ours - self._own).norm(dim=-1) / self._own.norm(dim=-1)).max())
+        if not difference <= TOLERANCE[loaded.dtype]:
+            raise ModelError(
+                f"model {loaded.name!r} ({type(loaded.model).__name__}): our forward differs from transformers' own by "
+                f"{difference:.2g} (at most {TOLERANCE[loaded.dtype]:g} is rounding), so its attention is not "
+                f"supported: {OTHER_ENGINE}"
+            )
+        return difference
+
+    def _own_logits(self) -> torch.Tensor:
+        """In the order of the second step's pieces."""
+        return torch.stack(
+            [_own_logits(self._loaded, row) for row in (self._tokens[1, : _LENGTHS[1]], self._tokens[0])]
         )
-    return difference
 
 
 def _own_logits(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:

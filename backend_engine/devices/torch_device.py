@@ -17,13 +17,14 @@ from backend_engine.devices.kv_cache import KvCache
 from backend_engine.devices.memory import memory_errors_named
 from backend_engine.devices.packed_step import PackedStep, logits_of
 from backend_engine.devices.results import Arrival, OnHost, PinnedBuffers, Sampled, told_logprobs
-from backend_engine.devices.selfcheck import check_agreement
+from backend_engine.devices.selfcheck import SelfCheck
 from backend_engine.devices.sizing import GIB
 from backend_engine.devices.slot_rows import SlotRows
 from backend_engine.devices.step_sampling import StepSampling, step_sampling
 from backend_engine.devices.timeline import CudaTimeline, HostMarks, Marks
 from backend_engine.kernels.slot_tensors import GOES_ON
 from backend_engine.models.loading import LoadedModel, load_model
+from backend_engine.models.packing import can_pack, pack_linears
 from settings.schema import Settings
 from tracing.clock import Clock
 
@@ -107,23 +108,25 @@ class TorchDevice:
         self._end_ns = 0
         self._launches = self._landings = 0
         page_size, slots = settings.engine.page_size, settings.scheduler.max_num_seqs
+        check = SelfCheck(loaded, device)
+        weight_bytes = pack_linears(loaded.model) if can_pack(loaded.dtype, device) else loaded.weight_bytes
         # before the cache is sized: on CUDA the rows' memory is taken at once, and the cache gets what is left
         self._rows = SlotRows(slots, loaded.max_model_len, page_size, loaded.vocab_size, device)
         memory = memory_of(device)
-        pages = pages_that_fit(settings, loaded.weight_bytes, loaded.kv_bytes_per_token, loaded.max_model_len, memory)
+        pages = pages_that_fit(settings, weight_bytes, loaded.kv_bytes_per_token, loaded.max_model_len, memory)
         self._cache = KvCache(loaded.layers, pages, page_size, loaded.max_model_len, loaded.dtype, device)
         self._no_logits = torch.empty(0, loaded.vocab_size, device=device)
         is_cuda = device.type == "cuda"
         self._timeline = CudaTimeline(clock) if is_cuda else None
         self._buffers = PinnedBuffers(device, slots, MAX_LOGPROBS) if is_cuda else None
-        difference = check_agreement(loaded, self._cache, device)
+        difference = check.compare(self._cache)
         log.info(
             "%s on %s in %s: %.2f GiB of weights, %d KV pages of %d tokens (%.2f GiB), up to %d tokens a sequence; "
             "%d slots (%.2f GiB at most); differs from transformers' own forward by %.1e",
             loaded.name,
             device.type,
             str(loaded.dtype).removeprefix("torch."),
-            loaded.weight_bytes / GIB,
+            weight_bytes / GIB,
             pages,
             page_size,
             pages * page_size * loaded.kv_bytes_per_token / GIB,
@@ -137,7 +140,7 @@ class TorchDevice:
             dtype=str(loaded.dtype).removeprefix("torch."),
             max_model_len=loaded.max_model_len,
             vocab_size=loaded.vocab_size,
-            weight_bytes=loaded.weight_bytes,
+            weight_bytes=weight_bytes,
             kv_pages=pages,
             page_size=page_size,
             eos_token_ids=loaded.eos_token_ids,

@@ -15,6 +15,7 @@ from backend_engine.devices.packed_step import PackedStep, logits_of
 from backend_engine.devices.selfcheck import _Piece
 from backend_engine.devices.torch_device import TorchDevice
 from backend_engine.models.loading import LoadedModel, load_model
+from backend_engine.models.packing import can_pack, pack_linears
 from backend_engine.models.resolve import resolve_model
 from settings.schema import Settings
 from tracing.clock import SystemClock
@@ -47,6 +48,8 @@ def test_teacher_forced_logits_agree_with_transformers_own_forward(loaded: Loade
     own_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         own = own_model(input_ids=ids[None]).logits[0]
+    if can_pack(loaded.dtype, torch.device("cpu")):
+        pack_linears(loaded.model)
 
     # the text twice in one row, on scattered pages: in chunks of 50, then token by token
     cache = KvCache(loaded.layers, 64, 16, 512, loaded.dtype, torch.device("cpu"))
