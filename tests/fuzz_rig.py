@@ -126,3 +126,54 @@ class Everything:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
             loop.close()
+
+
+class Scripted:
+    """An upstream that answers every POST with the bytes that the test laid out, whatever they are."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.answer = b""
+        self.closes = False
+        """After the answer."""
+        self.asked = 0
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0"
+                )
+                await reader.readexactly(int(length.partition(b":")[2]))
+                self.asked += 1
+                writer.write(self.answer)
+                await writer.drain()
+                if self.closes:
+                    break
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    @contextmanager
+    def serving(self) -> Iterator[Scripted]:
+        """Listens on a free port until the block ends."""
+        loop = asyncio.new_event_loop()
+        server = loop.run_until_complete(asyncio.start_server(self._connection, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+
+        async def end() -> None:
+            server.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        try:
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
