@@ -6,6 +6,9 @@ that responses, messages and count_tokens are translated. Both answer well: a 5x
 
 from __future__ import annotations
 
+import http.client
+import socket
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,6 +139,54 @@ def test_models_answer_as_documented(fuzzed: Fuzzed, path: str) -> None:
         case.validate_response(fuzzed.send(case), checks=CHECKS)
 
     check()
+
+
+HEADERS = (
+    b"content-type", b"content-encoding", b"accept", b"accept-encoding", b"anthropic-version", b"anthropic-beta",
+    b"expect", b"traceparent", b"tracestate", b"x-request-id", b"x-request-start", b"x-tokenline-timings",
+    b"x-forwarded-for", b"transfer-encoding", b"content-length", b"connection", b"upgrade", b"cookie", b"range",
+    b"authorization", b"x-api-key", b"api-key", b"idempotency-key",
+)  # fmt: skip
+USUAL = (
+    b"", b"application/json", b"gzip", b"identity", b"100-continue", b"chunked", b"0", b"-1", b"1e9", b"close",
+    b"websocket", b"Bearer x", b"Bearer ", b"t=" + b"9" * 40, b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01",
+    b"\xff\xfe", b"x" * 9000, b"include",
+)  # fmt: skip
+LENGTHS = {b"content-length", b"transfer-encoding"}
+values = st.sampled_from(USUAL) | st.binary(max_size=40).map(lambda found: found.translate(None, b"\r\n\0"))
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages", "/responses"])
+def test_no_header_brings_a_worker_down(fuzzed: Fuzzed, path: str) -> None:
+    port = int(fuzzed.line.origin.rpartition(":")[2])
+    body = b'{"model": "native", "max_tokens": 5, "input": "hi", "messages": [{"role": "user", "content": "hi"}]}'
+
+    answered: Counter[int] = Counter()
+
+    @QUIET
+    @given(st.lists(st.tuples(st.sampled_from(HEADERS), values), max_size=4))
+    def check(headers: list[tuple[bytes, bytes]]) -> None:
+        names = {name for name, _ in headers}
+        head = [(b"host", b"h"), *headers]
+        head += [] if b"authorization" in names else [(b"authorization", b"Bearer " + fuzzed.line.key.encode())]
+        head += [] if names & LENGTHS else [(b"content-length", b"%d" % len(body))]
+        with socket.create_connection(("127.0.0.1", port), timeout=0.3 if names & LENGTHS else 10) as client:
+            lines = [b"POST /api%b HTTP/1.1" % path.encode(), *(name + b": " + value for name, value in head)]
+            client.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+            answer = http.client.HTTPResponse(client)
+            try:
+                answer.begin()
+            except TimeoutError:
+                assert names & LENGTHS, "more of the body is waited for than was announced"
+                return
+            said = answer.read()
+        assert answer.status < 500, (answer.status, said)
+        assert said.startswith(b"{") or answer.status == 400, (answer.status, said)
+        answered[answer.status] += 1
+
+    check()
+    assert set(answered) >= {200, 400, 401}
+    assert fuzzed.line.chat(model="chat").status_code == 200
 
 
 @pytest.mark.parametrize("path", PATHS)
