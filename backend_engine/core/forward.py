@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from backend_engine.core.step import Device, Flight, StepPlan, StepResult
+from backend_engine.core.step import Device, Flight, StepPlan, StepResult, StepVoid
 
 
 class Forward(Protocol):
@@ -13,6 +13,9 @@ class Forward(Protocol):
 
     def start(self, plan: StepPlan) -> Flight:
         """Hands a step over."""
+
+    def resume(self) -> None:
+        """The caller knows of every step that failed, and of those that are void with it."""
 
     def close(self) -> None:
         """No step comes any more."""
@@ -29,23 +32,46 @@ class FailedFlight:
         raise self._error
 
 
-def launch(device: Device, plan: StepPlan) -> Flight:
-    """Launches a step; its failure is the flight's."""
-    try:
-        return device.launch(plan)
-    except Exception as error:
-        return FailedFlight(error)
+class Launcher:
+    """Launches steps; the failure of one is its flight's.
+
+    A step that failed may have written no row of those it was to write. What was planned before that was known counts
+    on them: launched all the same, it would put keys and values into pages that rows held before, which may be
+    another's now. So nothing is launched until the planner knows.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._has_failed = False
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Never raises."""
+        if self._has_failed:
+            return FailedFlight(StepVoid("the step before it failed"))
+        try:
+            return self._device.launch(plan)
+        except Exception as error:
+            self._has_failed = True
+            return FailedFlight(error)
+
+    def resume(self) -> None:
+        """What comes now was planned with the failure in mind. No step may be on its way here."""
+        self._has_failed = False
 
 
 class InlineForward:
     """The caller's own thread launches."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self._launcher = Launcher(device)
 
     def start(self, plan: StepPlan) -> Flight:
         """Launches the step."""
-        return launch(self._device, plan)
+        return self._launcher.launch(plan)
+
+    def resume(self) -> None:
+        """See Launcher."""
+        self._launcher.resume()
 
     def close(self) -> None:
         """Nothing to end."""
@@ -79,7 +105,7 @@ class ForwardThread:
     """
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self._launcher = Launcher(device)
         self._room = threading.Semaphore(1)
         self._content = threading.Semaphore(0)
         self._next: QueuedFlight | None = None
@@ -93,6 +119,10 @@ class ForwardThread:
         self._next = flight
         self._content.release()
         return flight
+
+    def resume(self) -> None:
+        """See Launcher. The thread is idle: every step that it was given has been waited for."""
+        self._launcher.resume()
 
     def close(self) -> None:
         """Ends the thread when what it has is launched."""
@@ -108,4 +138,4 @@ class ForwardThread:
             self._room.release()
             if flight is None:
                 return
-            flight.left(launch(self._device, flight.plan))
+            flight.left(self._launcher.launch(flight.plan))

@@ -29,7 +29,7 @@ from backend_engine.core.refusals import refusal_of
 from backend_engine.core.request import Request
 from backend_engine.core.scheduler import Scheduler
 from backend_engine.core.slots import Slots
-from backend_engine.core.step import NO_TOKEN, Chunk, Device, Flight, OutOfDeviceMemory, StepPlan, StepResult
+from backend_engine.core.step import NO_TOKEN, Chunk, Device, Flight, OutOfDeviceMemory, StepPlan, StepResult, StepVoid
 from protocol.timings import EngineState
 from settings.schema import Settings
 from tracing.clock import Clock
@@ -130,6 +130,7 @@ class EngineCore:
             result = launched.flight.wait()
         except Exception as error:
             self._fail(plan, error)
+            self._drop_what_counted_on_it()
         else:
             self._scheduler.went_well()
             gap_ns = self._gap_ns(launched, result)
@@ -277,12 +278,15 @@ class EngineCore:
         self._outputs.append(RequestOutput(request.id, [], request.last_token_ns or ended_ns, None, finished))
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """A step failed. For want of memory it is tried again smaller, or its newest request ends; for any other
-        reason its requests end. The others go on."""
-        log.error("a step of %d sequences and %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
+        """A step failed, or is void with one that did. For want of memory it is tried again smaller, or its newest
+        request ends; for any other reason its requests end. The others go on."""
         self._last_end_ns = None  # when the device was done is unknown, so the next gap is too
         for chunk in plan.chunks:
             chunk.request.in_flight -= 1
+        if isinstance(error, StepVoid):
+            self._roll_back(plan)
+            return
+        log.error("a step of %d sequences and %d tokens failed", len(plan.chunks), plan.tokens, exc_info=error)
         if isinstance(error, OutOfDeviceMemory):
             victim = self._scheduler.ran_out_of_memory(plan)
             if victim is not None:
@@ -292,10 +296,25 @@ class EngineCore:
             for chunk in plan.chunks:
                 if not chunk.request.is_finished and chunk.epoch == chunk.request.epoch:
                     self._end(chunk.request, "error", error_code="engine_error", error=text)
+        self._roll_back(plan)
+
+    def _roll_back(self, plan: StepPlan) -> None:
+        """Nothing of a step counts: its requests begin again where their last good step ended."""
         for chunk in plan.chunks:
             if not chunk.request.is_finished and chunk.epoch == chunk.request.epoch:
                 chunk.request.roll_back()
             self._leave(chunk.request)
+
+    def _drop_what_counted_on_it(self) -> None:
+        """After a step failed: settles the steps under way, and plans none before the failure is known everywhere."""
+        while self._flights:
+            self.commit(self._flights.popleft())
+        if self._planned is not None:
+            planned, self._planned = self._planned, None
+            for chunk in planned.chunks:
+                chunk.request.in_flight -= 1
+            self._roll_back(planned)
+        self._forward.resume()
 
     def _record(self, plan: StepPlan, result: StepResult, gap_ns: int | None) -> None:
         self._steps.append(

@@ -81,6 +81,10 @@ class OutOfDeviceMemory(Exception):
     """A step needed more memory than the device had."""
 
 
+class StepVoid(Exception):
+    """A step was not launched, because one that it counted on had failed."""
+
+
 class Flight(Protocol):
     """A step that was launched."""
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import transformers
 
-from backend_engine.core.forward import FailedFlight
 from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Abort, Finished, Output, Outputs, Sampling, Scheduled, Step, Submit
-from backend_engine.core.step import Device, Flight, StepPlan
+from backend_engine.core.step import Device, Flight, StepPlan, StepResult
 from backend_engine.devices.simulated import SimulatedDevice
 from settings.schema import Settings
 from tracing.clock import Clock, FakeClock
@@ -166,7 +165,20 @@ class BreakingDevice:
             return self._inner.launch(plan)
         if self._at_launch:
             raise error
-        return FailedFlight(error)
+        return BrokenFlight(self._inner.launch(plan), error)
+
+
+class BrokenFlight:
+    """A step that was launched, and failed."""
+
+    def __init__(self, inner: Flight, error: Exception) -> None:
+        self._inner = inner
+        self._error = error
+
+    def wait(self) -> StepResult:
+        """Raises why."""
+        self._inner.wait()
+        raise self._error
 
 
 def simulated(settings: Settings, wrap: Callable[[Device], Device] = lambda device: device) -> tuple[Driver, FakeClock]:

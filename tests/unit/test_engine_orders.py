@@ -1,186 +1,51 @@
-"""However the loop is ordered, every answer is the same: random arrivals, lengths, stops, beginnings, aborts."""
+"""However the loop is ordered, every answer is the same: random arrivals, lengths, stops, beginnings, aborts.
+
+With a model for 200 seeds: tests/e2e/test_engine_orders_long.py."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
-import transformers
-from engine_support import IN_ORDER, ORDERS, BreakingDevice, Driver, settings_of
+from engine_scenarios import (
+    MAX_MODEL_LEN,
+    PAGE_SIZE,
+    CheckedDevice,
+    Happened,
+    RowKeeper,
+    alone,
+    asks_of,
+    check,
+    compare_orders,
+    open_tiny_device,
+    play,
+    settings_with,
+    short_of_memory,
+)
+from engine_support import IN_ORDER, ORDERS, Driver
 
-from backend_engine.core.messages import Output
-from backend_engine.core.step import Device, Flight, OutOfDeviceMemory, StepPlan, StepResult
-from backend_engine.devices.opening import open_device
+from backend_engine.core.step import Device
 from backend_engine.devices.simulated import ALPHABET, VOCAB_SIZE, SimulatedDevice
 from backend_engine.devices.slot_rows import SlotRows
-from tracing.clock import Clock, FakeClock, SystemClock
+from tracing.clock import FakeClock
 
 SEEDS = range(200)
-PAGE_SIZE = 4
-MAX_MODEL_LEN = 48
-PAGES = 12
-TINY_VOCAB = 61
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """One request of a scenario."""
-
-    name: str
-    prompt: list[int]
-    max_tokens: int
-    sampling: dict[str, Any]
-    at_turn: int
-    abort_at_turn: int | None
-
-
-def asks_of(chance: random.Random, vocab: list[int]) -> list[Ask]:
-    """A few requests, several of which begin alike."""
-    beginnings = [[chance.choice(vocab) for _ in range(chance.choice((4, 9, 17)))] for _ in range(2)]
-    asks = []
-    for number in range(chance.randint(3, 9)):
-        prompt = [chance.choice(vocab) for _ in range(chance.randint(1, 12))]
-        if chance.random() < 0.6:
-            prompt = chance.choice(beginnings) + prompt
-        sampling: dict[str, Any] = {"temperature": 0.0}
-        if chance.random() < 0.5:
-            sampling = {"temperature": chance.choice((0.5, 1.3)), "seed": chance.getrandbits(40)}
-            sampling |= chance.choice(({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"repetition_penalty": 1.3}))
-        if chance.random() < 0.6:
-            sampling["stop_token_ids"] = tuple(chance.sample(vocab, 4))
-        arrives = chance.randint(0, 12)
-        leaves = arrives + chance.randint(0, 8) if chance.random() < 0.3 else None
-        asks.append(Ask(f"r{number}", prompt, chance.randint(1, 30), sampling, arrives, leaves))
-    return asks
-
-
-def settings_with(chance: random.Random, order: dict[str, bool]) -> Any:
-    slots = chance.choice((1, 3, 5, 5))
-    return settings_of(
-        engine={
-            "device": "simulated",
-            "page_size": PAGE_SIZE,
-            "max_model_len": MAX_MODEL_LEN,
-            "cpu_kv_cache_gib": PAGES * PAGE_SIZE * 2048 / 2**30,
-            "gpu_memory_utilization": 1,
-        },
-        scheduler={
-            "max_num_seqs": slots,
-            "max_num_batched_tokens": chance.choice((slots, slots + 3, 64)),
-            "enable_chunked_prefill": chance.random() < 0.8,
-            "enable_prefix_caching": chance.random() < 0.8,
-        },
-        token_interval=order | {"slot_reuse": chance.random() < 0.6},
-    )
-
-
-def play(driver: Driver, asks: list[Ask]) -> None:
-    """Submits and aborts by turns of the loop, and runs until the core is idle."""
-    for turn in range(25):
-        for ask in asks:
-            if ask.at_turn == turn:
-                driver.submit(ask.name, ask.prompt, ask.max_tokens, **ask.sampling)
-            if ask.abort_at_turn == turn:
-                driver.abort(ask.name)
-        driver.turn()
-    driver.run()
-
-
-def alone(device: Device, clock: Clock, ask: Ask) -> list[int]:
-    """The answer to one request that nobody disturbs."""
-    settings = settings_of(scheduler={"max_num_seqs": 5}, token_interval=IN_ORDER)
-    driver = Driver(device, settings, clock)
-    driver.submit(ask.name, ask.prompt, ask.max_tokens, **ask.sampling)
-    driver.run()
-    return driver.tokens(ask.name)
-
-
-def check(driver: Driver, asks: list[Ask], expected: dict[str, list[int]]) -> int:
-    """Every answer is the expected one, or for an aborted request its beginning; every interval adds up. Returns the
-    preemptions."""
-    preemptions = 0
-    for ask in asks:
-        finished = driver.finished(ask.name)
-        got, whole = driver.tokens(ask.name), expected[ask.name]
-        assert got == (whole[: len(got)] if finished.reason == "abort" else whole), ask
-        assert finished.reason in {"stop", "length", "abort"}
-        outputs = driver.outputs[ask.name]
-        assert finished.preemptions == len(finished.preempted_at_ns)
-        assert (finished.preempted_ns > 0) <= (finished.preemptions > 0)
-        preemptions += finished.preemptions
-        if finished.reason != "abort":
-            assert finished.output_tokens == len(whole)
-            assert finished.steps == len(whole) - 1
-            check_intervals(outputs)
-    driver.close()
-    return preemptions
-
-
-def check_intervals(outputs: list[Output]) -> None:
-    first, last = outputs[0].scheduled, outputs[-1].finished
-    assert first is not None
-    assert last is not None
-    assert first.scheduled_ns <= first.prefill_end_ns == outputs[0].step_end_ns
-    assert last.last_token_ns == outputs[-1].step_end_ns
-    ends = [output.step_end_ns for output in outputs]
-    assert ends == sorted(ends)
-
-
-class CheckedDevice:
-    """Holds what the slot kernels say of a row's end against what the host finds."""
-
-    def __init__(self, inner: Device) -> None:
-        self.info = inner.info
-        self._inner = inner
-
-    def launch(self, plan: StepPlan) -> Flight:
-        return CheckedFlight(plan, self._inner.launch(plan))
-
-
-class CheckedFlight:
-    def __init__(self, plan: StepPlan, inner: Flight) -> None:
-        self._plan = plan
-        self._inner = inner
-
-    def wait(self) -> StepResult:
-        result = self._inner.wait()
-        assert result.ends is not None
-        sampling = [chunk for chunk in self._plan.chunks if chunk.samples]
-        for chunk, token, has_ended in zip(sampling, result.tokens, result.ends, strict=True):
-            request = chunk.request
-            if not (request.is_finished or request.has_ended) and chunk.epoch == request.epoch:
-                is_stop = token in request.sampling.stop_token_ids
-                assert has_ended == (is_stop or chunk.start + chunk.count + 1 >= request.most_tokens)
-        return result
-
-
-def short_of_memory(inner: Device, seed: int) -> Device:
-    """Now and then a step runs out of memory: at its launch, or (as on CUDA) when it should have ended. Only steps that
-    could be smaller do, so no request has to go."""
-    chance = random.Random(seed)
-
-    def breaks(plan: StepPlan, _: int) -> Exception | None:
-        is_short = len(plan.chunks) > 1 and chance.random() < 0.08
-        return OutOfDeviceMemory("no memory") if is_short else None
-
-    return BreakingDevice(inner, breaks, at_launch=seed % 2 == 0)
-
-
-def simulated_driver(settings: Any, clock: FakeClock, seed: int) -> Driver:
+def simulated_driver(settings: Any, clock: FakeClock, seed: int) -> tuple[Driver, RowKeeper]:
     def sleep_until(instant_ns: int) -> None:
         clock.advance_ms(max(0, instant_ns - clock.mono_ns()) / 1e6)
 
     rows = SlotRows(settings.scheduler.max_num_seqs, MAX_MODEL_LEN, PAGE_SIZE, VOCAB_SIZE, torch.device("cpu"))
-    device = CheckedDevice(SimulatedDevice(settings, clock, sleep_until, rows))
-    return Driver(short_of_memory(device, seed), settings, clock)
+    keeper = RowKeeper(CheckedDevice(SimulatedDevice(settings, clock, sleep_until, rows)))
+    return Driver(short_of_memory(keeper, seed), settings, clock), keeper
 
 
 def test_answers_do_not_depend_on_the_order_of_the_loop_on_the_simulated_device() -> None:
-    preemptions = hits = ooms = 0
+    happened = Happened()
     for seed in SEEDS:
         chance = random.Random(seed)
         settings = settings_with(chance, list(ORDERS.values())[seed % 4])
@@ -189,68 +54,29 @@ def test_answers_do_not_depend_on_the_order_of_the_loop_on_the_simulated_device(
         oracle_settings = settings_with(random.Random(seed), IN_ORDER)
         oracle = SimulatedDevice(oracle_settings, clock, lambda _: None)
         expected = {ask.name: alone(oracle, clock, ask) for ask in asks}
-        driver = simulated_driver(settings, clock, seed)
+        driver, keeper = simulated_driver(settings, clock, seed)
         play(driver, asks)
-        preemptions += check(driver, asks, expected)
-        hits += driver.said[-1].gauges.prefix_hits_total
-        ooms += driver.said[-1].gauges.ooms_total
+        happened.add(driver, check(driver, asks, expected))
+        assert keeper.strangers == []
     # what this is about did happen
-    assert preemptions > 50
-    assert hits > 1000
-    assert ooms > 100
+    assert happened.preemptions > 50
+    assert happened.hits > 1000
+    assert happened.ooms > 100
+    assert happened.aborts > 200
 
 
 @pytest.fixture(scope="module")
 def tiny_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    """One layer, so that a step takes no time worth speaking of; its cache is sized like the simulated one's."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    folder: Path = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=TINY_VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=MAX_MODEL_LEN,
-        initializer_range=0.6,
-    )
-    transformers.AutoModelForCausalLM.from_config(config).eval().save_pretrained(folder)
-    bytes_per_token = 2 * 8 * 4
-    settings = settings_of(
-        engine={
-            "model": str(folder),
-            "device": "cpu",
-            "page_size": PAGE_SIZE,
-            "cpu_kv_cache_gib": PAGES * PAGE_SIZE * bytes_per_token / 2**30,
-            "gpu_memory_utilization": 1,
-        },
-        scheduler={"max_num_seqs": 5},
-    )
-    yield open_device(settings, SystemClock())
+    yield open_tiny_device(tmp_path_factory.mktemp("tiny"))
     torch.set_num_threads(threads)
 
 
 def test_answers_do_not_depend_on_the_order_of_the_loop_with_a_model(tiny_device: Device) -> None:
     """The oracle is the loop in order, with nobody aborted."""
-    assert tiny_device.info.kv_pages == PAGES
-    clock = SystemClock()
-    vocab = list(range(3, TINY_VOCAB))
-    preemptions = hits = ooms = 0
-    for seed in SEEDS[:60]:
-        chance = random.Random(1000 + seed)
-        settings = settings_with(chance, list(ORDERS.values())[1 + seed % 3])
-        asks = asks_of(chance, vocab)
-        oracle = Driver(tiny_device, settings_with(random.Random(1000 + seed), IN_ORDER), clock)
-        play(oracle, [msgspec.structs.replace(ask, abort_at_turn=None) for ask in asks])
-        driver = Driver(short_of_memory(CheckedDevice(tiny_device), seed), settings, clock)
-        play(driver, asks)
-        preemptions += check(driver, asks, {ask.name: oracle.tokens(ask.name) for ask in asks})
-        hits += driver.said[-1].gauges.prefix_hits_total
-        ooms += driver.said[-1].gauges.ooms_total
-    assert preemptions > 5
-    assert hits > 100
-    assert ooms > 30
+    happened = compare_orders(tiny_device, SEEDS[:40])
+    assert happened.preemptions > 3
+    assert happened.hits > 60
+    assert happened.ooms > 20
+    assert happened.aborts > 30
