@@ -300,12 +300,14 @@ def test_five_thousand_requests_of_which_a_third_are_aborted_leave_nothing_behin
         while aborted < 0.3 * submitted and alive:
             driver.abort(alive.pop(chance.randrange(len(alive))))
             aborted += 1
-        driver.turn()
+        said = driver.turn()
+        ended = {output.request_id for output in said.outputs if output.finished} if said is not None else set()
+        alive = [name for name in alive if name not in ended]
         driver.said.clear() if submitted < 5000 else None
     reasons = [driver.finished(f"r{number}").reason for number in range(5000)]
     assert set(reasons) == {"stop", "length", "abort"}
-    assert aborted >= 1500
-    assert reasons.count("abort") > 500  # some had ended before they were asked to
+    assert aborted == 1500
+    assert reasons.count("abort") > 1400  # few had ended in the step that was under way when they were asked to
     last = driver.said[-1].gauges
     assert (last.running, last.waiting, last.kv_used) == (0, 0, 0)
     assert last.prefix_hits_total > 0
