@@ -66,6 +66,7 @@ bench: setup ## our own measurements (some minutes; ARGS=--quick for the short f
 	$(BIN)/python -m benchmarks.metrics_page
 	$(BIN)/python -m benchmarks.keys
 	$(BIN)/python -m benchmarks.client_accuracy $(ARGS)
+	$(BIN)/python -m benchmarks.open_streams
 
 gpu-check: setup ## all that only a GPU can prove, in under 8 minutes, written to gpu-check.json (ARGS='--out FILE')
 	$(BIN)/python tests/gpu/check.py $(ARGS)

@@ -114,12 +114,12 @@ def nginx(upstream: int, core: int | None, folder: Path) -> Iterator[Proxy]:
 
 
 @contextmanager
-def tokenline(upstream: int, core: int | None, folder: Path) -> Iterator[Proxy]:
-    """`tokenline gateway` as a user starts it."""
+def tokenline(upstream: int, core: int | None, folder: Path, limits: str = "") -> Iterator[Proxy]:
+    """`tokenline gateway` as a user starts it; `limits`: lines of [server]."""
     port, ops, otlp = free_port(), free_port(), free_port()
     config = folder / "tokenline.toml"
     config.write_text(
-        f'[server]\nport = {port}\nops_port = {ops}\notlp_port = {otlp}\napi_key = "bench-key"\n'
+        f'[server]\nport = {port}\nops_port = {ops}\notlp_port = {otlp}\napi_key = "bench-key"\n{limits}'
         f'[[upstreams]]\nname = "mock"\nurl = "http://127.0.0.1:{upstream}/v1"\n'
         '[[models]]\nname = "m"\ntargets = [{ upstream = "mock" }]\n'
     )

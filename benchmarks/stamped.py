@@ -14,6 +14,8 @@ import time
 
 import uvloop
 
+from loadtest.limits import raise_open_files
+
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _BEFORE = (
     b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m",'
@@ -96,7 +98,9 @@ def main() -> None:
     parser.add_argument("--events", type=int, required=True)
     parser.add_argument("--period-ms", type=float, required=True)
     parser.add_argument("--together", action="store_true")
-    uvloop.run(_serve(parser.parse_args()))
+    args = parser.parse_args()
+    raise_open_files(2**20)  # as many as this process may have
+    uvloop.run(_serve(args))
 
 
 if __name__ == "__main__":

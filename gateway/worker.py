@@ -23,6 +23,7 @@ from gateway.keys.verify import KeyVerifier
 from gateway.keys.watch import StoredKeys, watch_store
 from gateway.lag import LoopLag
 from gateway.limits.choice import limiter_from
+from gateway.open_files import allow_open_files
 from gateway.relay import Relay
 from gateway.reporter import Reporter
 from gateway.upstreams.balance import Balancer
@@ -159,6 +160,7 @@ def run_worker(feed: Feed, *, worker: int = 0) -> None:
     """Serves the tenant port until SIGTERM or SIGINT, then drains for at most server.drain_seconds."""
     settings = feed.settings
     server = settings.server
+    allow_open_files(server)
     config = uvicorn.Config(
         Worker(settings, worker, SystemClock(), feed).app,
         host=server.host,
