@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy_rig import CHART, image_environment, with_secrets
+from deploy_rig import CHART, ROOT, image_environment, with_secrets
 
 from settings.checks import check_answerable, check_startable
 from settings.loader import load_settings
@@ -40,6 +41,7 @@ MANY = {
     "nodeSelector": {"disk": "ssd"},
     "podAnnotations": {"note": "x"},
 }
+DOCUMENTED = re.search(r"```yaml\n(image: .+?)```", (ROOT / "docs" / "deployment.md").read_text(), re.DOTALL)
 ONE_WITH_ENGINE = {**SECRETS, "replicas": 1, "engine": {"enabled": True, "device": "simulated"}}
 REFUSED = {
     "share keys and limits by Redis": {**SECRETS, "config": UPSTREAM},
@@ -58,7 +60,8 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def rendered(tool: Callable[[str], str]) -> list[dict[str, Any]]:
-    cases = [ONE, MANY, ONE_WITH_ENGINE, *REFUSED.values()]
+    assert DOCUMENTED is not None
+    cases = [ONE, MANY, ONE_WITH_ENGINE, yaml.safe_load(DOCUMENTED[1]), *REFUSED.values()]
     asked = json.dumps({"chart": str(CHART), "kubernetes": KUBERNETES, "cases": cases})
     script = Path(__file__).with_name("render.py")
     done = subprocess.run([tool("python3"), str(script)], input=asked, capture_output=True, text=True, timeout=120)
@@ -72,7 +75,7 @@ def by_kind(case: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
 
 
 def test_kubernetes_takes_what_helm_makes(rendered: list[dict[str, Any]]) -> None:
-    for case in rendered[:3]:
+    for case in rendered[:4]:
         assert case["faults"] == []
     kinds = {document["kind"] for document in rendered[1]["documents"]}
     assert kinds == {
@@ -82,7 +85,7 @@ def test_kubernetes_takes_what_helm_makes(rendered: list[dict[str, Any]]) -> Non
 
 
 def test_what_would_not_work_is_refused_with_the_reason(rendered: list[dict[str, Any]]) -> None:
-    for reason, case in zip(REFUSED, rendered[3:], strict=True):
+    for reason, case in zip(REFUSED, rendered[4:], strict=True):
         assert reason in case["refused"]
 
 
