@@ -127,6 +127,8 @@ class Lexicon:
     is_exact: bool
     how: str
     """How lengths are known, in words."""
+    beginners: frozenset[str] | None = None
+    """Words that may come first, where `overhead` holds of them; None: all."""
     _by_cost: dict[int, list[str]] = field(init=False, repr=False)
     _reachable: list[bool] = field(init=False, repr=False)
     _unit: int = field(init=False, repr=False)
@@ -148,9 +150,15 @@ class Lexicon:
     def cost_of(self, words: Sequence[str]) -> int:
         return sum(self.costs[word] for word in words)
 
-    def words(self, tokens: int, rng: random.Random) -> list[str]:
-        """Random words that cost exactly `tokens` together. Raises ValueError where none do."""
-        chosen = []
+    def words(self, tokens: int, rng: random.Random, *, begins: bool = True) -> list[str]:
+        """Random words that cost exactly `tokens` together, `begins` at a text's beginning. Raises ValueError."""
+        chosen: list[str] = []
+        if begins and self.beginners is not None and tokens > 0:
+            fitting_first = sorted(w for w in self.beginners if self._can_make(tokens - self.costs[w]))
+            if not fitting_first:
+                raise ValueError(f"no words cost {tokens} tokens")
+            chosen.append(rng.choice(fitting_first))
+            tokens -= self.costs[chosen[0]]
         while tokens > 0:
             fitting = [cost for cost in self._by_cost if self._can_make(tokens - cost)]
             if not fitting:
@@ -184,11 +192,16 @@ async def calibrate(count: Count, by: str = "the endpoint's /tokenize", at_once:
     costs = {word: int(weight) for word, weight in zip(WORDS, weights, strict=True) if weight >= 1 and weight % 1 == 0}
     if len(costs) < len(WORDS) // 2 or math.gcd(*costs.values()) > 1:
         return approximate(f"the words' tokens don't add up by {by}")
-    # A text's first word has no space before it; what that saves is the same for all words that are kept.
-    first = sorted(costs)[:PROOFS]
-    without_space = [await count(word) - costs[word] for word in first]
+
+    async def weigh_first(word: str) -> int:
+        async with gate:
+            return await count(word) - costs[word]
+
+    # A text's first word has no space before it, which many words cost less for, and some more.
+    without_space = await asyncio.gather(*(weigh_first(word) for word in costs))
     overhead = max(set(without_space), key=without_space.count)
-    lexicon = Lexicon(costs, overhead, True, f"exact, by {by}")
+    beginners = frozenset(word for word, rest in zip(costs, without_space, strict=True) if rest == overhead)
+    lexicon = Lexicon(costs, overhead, True, f"exact, by {by}", beginners)
     rng = random.Random(0)  # noqa: S311
     for number in range(PROOFS):
         wanted = lexicon.least + 40 * (number + 1)

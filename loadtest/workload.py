@@ -82,7 +82,9 @@ class MadePrompts:
 
     def of(self, size: Size) -> Prompt:
         """The next prompt of one size."""
-        words = self._lexicon.words(size.tokens - self._lexicon.overhead - self._shared_tokens, self._rng)
+        words = self._lexicon.words(
+            size.tokens - self._lexicon.overhead - self._shared_tokens, self._rng, begins=not self._shared
+        )
         text = self._lexicon.text([*self._shared, *words])
         return Prompt(({"role": "user", "content": text},), size.tokens, size.name)
 
