@@ -7,12 +7,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from cli.errors import CliError, Exit
 
 if TYPE_CHECKING:
     from cli.ops import OpsClient
+    from loadtest.monitor import ReadGpus
     from loadtest.server_side import AskServer
     from loadtest.session import Asked
     from loadtest.settings import BenchSettings
@@ -97,7 +99,30 @@ def asked_of(
     key = key_of(settings.api, os.environ)
     if ops_url and not metrics_url:
         metrics_url = ops_url.rstrip("/") + "/metrics"
-    return Asked(settings, key, sizes_of(mix, lengths), metrics_url, slo_of(slo), ask_server_of(ops_url))
+    read_gpus = gpus_of(settings.api.base_url) if settings.metrics.collect_gpu_util else None
+    return Asked(settings, key, sizes_of(mix, lengths), metrics_url, slo_of(slo), ask_server_of(ops_url), read_gpus)
+
+
+def gpus_of(base_url: str) -> ReadGpus | None:
+    """Reads this machine's GPUs by NVML, where the endpoint is on this machine and there are any."""
+    from urllib.parse import urlsplit
+
+    from settings.checks import is_loopback
+
+    if not is_loopback(urlsplit(base_url).hostname):
+        return None
+    from backend_engine.nvml import open_nvml
+
+    nvml = open_nvml()
+    if nvml is None:
+        return None
+
+    def read() -> dict[str, float]:
+        from loadtest.page import gpu_figures
+
+        return gpu_figures([msgspec.structs.asdict(one) for one in nvml.read().values()])
+
+    return read
 
 
 def ask_server_of(ops_url: str | None) -> AskServer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from loadtest.driver import Progress
@@ -20,14 +21,26 @@ LATE_LIMIT_MS = 20.0
 """The same at P99: the client's machine was busy, and its P99s may be its own."""
 
 
+ReadGpus = Callable[[], dict[str, float]]
+"""Figures of this machine's GPUs, by the names that loadtest/page.py has for them. May block for a moment."""
+
+
 class Monitor:
     """Samples `at_ms` since the start: in flight, token events, the client's CPU, what the engine's page says."""
 
-    def __init__(self, progress: Progress, clock: Clock, interval_ms: int, page: MetricsPage | None) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        clock: Clock,
+        interval_ms: int,
+        page: MetricsPage | None,
+        read_gpus: ReadGpus | None = None,
+    ) -> None:
         self._progress = progress
         self._clock = clock
         self._interval_s = interval_ms / 1000
         self._page = page
+        self._read_gpus = read_gpus
         self.samples: list[dict[str, Any]] = []
         self._lag_at = array("q")
         self._lag_ns = array("q")
@@ -62,6 +75,9 @@ class Monitor:
             due_ns = max(due_ns + round(self._interval_s * 1e9), self._clock.mono_ns())
             await asyncio.sleep((due_ns - self._clock.mono_ns()) / 1e9)
             figures = await self._page.read() if self._page else {}
+            if self._read_gpus:
+                # Of this moment, where the page's may be a second old.
+                figures |= await asyncio.to_thread(self._read_gpus)
             now_ns, cpu_now = self._clock.mono_ns(), time.process_time()
             self.samples.append(
                 {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -68,6 +68,21 @@ def figures_of(text: str) -> dict[str, float]:
     figures = {}
     for figure, names in FIGURES.items():
         values = next((found[name] for name in names if name in found), None)
+        if values:
+            figures[figure] = sum(values) if figure in _SUMMED else sum(values) / len(values)
+    return figures
+
+
+def gpu_figures(readings: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """The same figures of GPUs that were read directly, by the names of the gauges. Unknown ones are absent."""
+    names = {
+        "gpu_utilization": ("utilization_ratio",), "gpu_memory_bytes": ("memory_used_bytes",),
+        "gpu_bandwidth": ("dram_bandwidth_ratio", "memory_busy_ratio"),
+    }  # fmt: skip
+    figures = {}
+    for figure, choices in names.items():
+        found = [next((v for name in choices if (v := one.get(name)) is not None), None) for one in readings]
+        values = [float(value) for value in found if value is not None]
         if values:
             figures[figure] = sum(values) if figure in _SUMMED else sum(values) / len(values)
     return figures

@@ -58,7 +58,7 @@ async def run_load(
         driver = Driver(
             client, stages, session.prompts, settings.load_test, clock, progress, settings.api.timeout_seconds
         )
-        monitor = Monitor(progress, clock, settings.metrics.sample_interval_ms, session.page)
+        monitor = Monitor(progress, clock, settings.metrics.sample_interval_ms, session.page, asked.read_gpus)
         beside = [asyncio.create_task(monitor.run()), asyncio.create_task(_watch(driver, progress, is_stopped, tell))]
         try:
             await driver.run()

@@ -48,7 +48,7 @@ async def run_sample(
         run = heading(session, "sample", clock)
         progress = Progress(started_ns=clock.mono_ns())
         client = LoadClient(session.endpoint, session.model, settings, clock, rng, run_id=run["run"])
-        monitor = Monitor(progress, clock, settings.metrics.sample_interval_ms, session.page)
+        monitor = Monitor(progress, clock, settings.metrics.sample_interval_ms, session.page, asked.read_gpus)
         watching = asyncio.create_task(monitor.run())
         sampler = _Sampler(client, clock, is_stopped, show)
         try:

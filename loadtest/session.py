@@ -13,6 +13,7 @@ from typing import Any
 from loadtest.archive import FORMAT, machine, new_run_id, versions
 from loadtest.calibration import Lexicon, approximate, calibrate
 from loadtest.endpoint import Endpoint, NotAnswered, fingerprint, open_session
+from loadtest.monitor import ReadGpus
 from loadtest.page import MetricsPage, find_page
 from loadtest.record import ERRORS, ODDITIES, Record
 from loadtest.server_side import AskServer, join_server
@@ -34,6 +35,8 @@ class Asked:
     slo_ms: Mapping[str, float] = field(default_factory=dict)
     ask_server: AskServer | None = None
     """Asks the gateway's ops listener, where the endpoint turns out to be one of ours."""
+    read_gpus: ReadGpus | None = None
+    """Where the endpoint is on this machine and it has GPUs."""
 
 
 @dataclass
@@ -72,7 +75,7 @@ async def open_bench(asked: Asked, rng: random.Random) -> AsyncIterator[Session]
         page = None
         if settings.metrics.collect_gpu_util:
             page = await find_page(settings.api.base_url, asked.metrics_url, http)
-            if page is None:
+            if page is None and asked.read_gpus is None:
                 where = asked.metrics_url or "the endpoint's /metrics and port 9464"
                 notes.append(
                     f"no engine's figures at {where}: utilisation is not sampled (--metrics-url names the page)"
