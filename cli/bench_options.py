@@ -132,12 +132,13 @@ def ask_server_of(ops_url: str | None) -> AskServer:
     def ask(ids: Sequence[str]) -> dict[str, Any]:
         from cli.ops import ops_client
         from loadtest.server_side import NotJoined
+        from settings.errors import SettingsError
 
         nonlocal client
         try:
             client = client or ops_client(ops_url, None)
             found = client.request("POST", "/requests", json={"ids": list(ids)})["requests"]
-        except CliError as error:
+        except (CliError, SettingsError) as error:
             raise NotJoined(str(error)) from None
         return found if isinstance(found, dict) else {}
 

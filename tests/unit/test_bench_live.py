@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import msgspec
 import pytest
 
+from cli.bench_live import check_arguments, compare_with_live
+from cli.errors import CliError
 from loadtest.alike import BATCH, COMPANY, PROMPT, alike
 from loadtest.live import baseline_of
 from loadtest.live_layers import LAYERS, shares_of
@@ -254,3 +257,44 @@ def test_only_good_requests_that_count_are_the_baseline():
     assert len(found) == 3
     assert found[0].stages_ms["engine_prefill"] == run["requests"]["engine_prefill_ms"][0]
     assert found[0].upstream_model == "m"
+
+
+@pytest.mark.parametrize(
+    ("b", "live", "fail_on", "words"),
+    [
+        (None, None, None, "either a second run or --live"),
+        ("b", "1h", None, "either a second run or --live"),
+        (None, "1h", ["ttft_p99>+10%"], "--fail-on judges a second run"),
+    ],
+)
+def test_either_a_second_run_or_live_traffic_is_compared(b, live, fail_on, words):
+    with pytest.raises(CliError, match=words):
+        check_arguments(b, live, fail_on)
+
+
+def test_the_command_tells_layers_and_verdict_and_asks_for_the_runs_model(monkeypatch, capsys):
+    rng = random.Random(7)
+    run = run_of([request(rng) for _ in range(COUNT)])
+    asked: dict[str, Any] = {}
+
+    class Ops:
+        def request(self, method: str, path: str, params: dict[str, Any]) -> dict[str, Any]:
+            asked.update(params, path=path)
+            samples = [request(rng, slower=1.4) for _ in range(COUNT)]
+            return {
+                "window": "30m", "requests": 900, "load_tests_left_out": 7, "outcomes": {"ok": 900}, "samples": samples,
+            }  # fmt: skip
+
+    monkeypatch.setattr("cli.ops.ops_client", lambda url, config: Ops())
+    compare_with_live(run, "30m", None, as_json=False)
+    out, err = capsys.readouterr()
+    assert asked == {"path": "/live", "window": "30m", "model": "m"}
+    assert "7 of load tests left out" in " ".join(out.split())
+    assert "engine   changed" in out
+    assert "Most of the difference is of the engine." in " ".join(out.split())
+    assert "200 of 900 live requests are compared" in " ".join(err.split())
+    compare_with_live(run, "30m", None, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"]["cause"] == "engine"
+    assert told["layers"]["model"]["state"] == "unchanged"
+    assert told["live"]["load_tests_left_out"] == 7
