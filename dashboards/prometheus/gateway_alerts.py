@@ -26,6 +26,7 @@ def gateway_alerts(windows: Windows) -> list[Alert]:
         _unaccounted(windows),
         _loop_lag(windows),
         _records_lost(windows),
+        _not_reloaded(windows),
         _no_data(),
     ]
 
@@ -144,6 +145,23 @@ def _records_lost(windows: Windows) -> Alert:
         summary='{{ $labels.instance }} lost {{ $value | printf "%.0f" }} records or traces in 5 minutes',
         description="Requests were served all the same; metrics and `tokenline why` lack some of them.",
         dashboard="tokenline-time",
+        scope="all",
+    )
+
+
+def _not_reloaded(windows: Windows) -> Alert:
+    window = windows(900)
+    name = "tokenline_config_reloads_total"
+    failed, taken = (summed(increase(name, window, f'result="{result}"'), "instance") for result in ("failed", "ok"))
+    return Alert(
+        name="TokenlineConfigNotReloaded",
+        signal=failed,
+        expr=f"({failed} > 0)\nunless ({taken} > 0)",
+        hold_seconds=60,
+        severity="ticket",
+        summary="{{ $labels.instance }} could not take its new configuration",
+        description="What was in force before stays so; the next start will fail on it, too.",
+        dashboard="tokenline-overview",
         scope="all",
     )
 

@@ -185,6 +185,7 @@ def gateway_cases() -> list[Case]:
     one, two = 'tokenline_upstream_up{upstream="a"}', 'tokenline_upstream_up{upstream="b"}'
     degraded = 'tokenline_limits_degraded{instance="g:9464"}'
     up = 'up{job="tokenline",instance="g:9464"}'
+    failed, taken = (f'tokenline_config_reloads_total{{instance="g:9464",result="{r}"}}' for r in ("failed", "ok"))
     ledgers = 'tokenline_ledgers_dropped_total{instance="g:9464"}'
     traces = 'tokenline_traces_dropped_total{instance="g:9464",reason="disk"}'
     return [
@@ -264,6 +265,21 @@ def gateway_cases() -> list[Case]:
             ("15m",),
             ("35m",),
         ),
+        Case(
+            "TokenlineConfigNotReloaded",
+            "fires and resolves by itself",
+            {failed: "0x4 1x60", taken: "0x64"},
+            ("10m",),
+            ("3m", "30m"),
+        ),
+        Case(
+            "TokenlineConfigNotReloaded",
+            "resolves when a reload works",
+            {failed: "0x4 1x60", taken: "0x9 1x55"},
+            ("8m",),
+            ("12m",),
+        ),
+        Case("TokenlineConfigNotReloaded", "not by reloads that work", {failed: "0x64", taken: "0+1x64"}, (), ("20m",)),
         Case("TokenlineRecordsLost", "not while nothing is lost", {ledgers: level((60, 0))}, (), ("15m",)),
         Case("TokenlineNoData", "fires and resolves", {up: level((5, 1), (10, 0), (10, 1))}, ("10m",), ("3m", "20m")),
         Case("TokenlineNoData", "fires where nothing was ever scraped", {'up{job="other"}': "1x20"}, ("10m",)),
