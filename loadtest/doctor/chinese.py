@@ -74,6 +74,14 @@ TEXTS: dict[str, tuple[str, str]] = {
     "proxy_none": ("没有代理变量起作用", ""),
     "proxy_bypassed": ("设置了 {variable}；NO_PROXY={no_proxy} 使 {host} 不走代理", ""),
     "proxy_used": ("{variable}：经由 {proxy}，代理有应答", ""),
+    "proxy_two_values": (
+        "{lower} 和 {upper} 同时设置且不同：有的客户端读前者，有的读后者。",
+        "请设为相同的值，或 unset 其中一个。",
+    ),
+    "no_proxy_unread": (
+        "{variable} 中的 {entry} 对有的客户端（curl、Go）排除了 {host}，对另一些（Python）不起作用。",
+        "请同时写上主机本身：{host}。",
+    ),
     "proxy_bad_url": (
         "{variable} 的值 {url} 不是客户端能识别的代理。",
         "请写 http://主机:端口，或 unset {variable}，或设置 NO_PROXY={host}。",

@@ -111,6 +111,15 @@ TEXTS: dict[str, tuple[str, str]] = {
     "proxy_none": ("no proxy variable applies", ""),
     "proxy_bypassed": ("{variable} is set; NO_PROXY={no_proxy} takes {host} out of it", ""),
     "proxy_used": ("{variable}: by {proxy}, which answers", ""),
+    "proxy_two_values": (
+        "{lower} and {upper} are both set and differ: some clients read the one, some the other.",
+        "Set both to the same, or unset one.",
+    ),
+    "no_proxy_unread": (
+        "{variable} has {entry}, which takes {host} out for some clients (curl, Go) and means nothing to "
+        "others (Python's).",
+        "Name the host itself too: {host}.",
+    ),
     "proxy_bad_url": (
         "{variable} is {url}, which is no proxy that clients understand.",
         "Write http://HOST:PORT, unset {variable}, or set NO_PROXY={host}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from urllib.parse import urlsplit
 
 import msgspec
@@ -69,6 +70,16 @@ async def check_proxy(base_url: str, environ: Mapping[str, str]) -> tuple[str | 
     named = variables.get(parts.scheme) or variables.get("all")
     if named is None:
         return None, [ok("proxy", "proxy_none")]
+    found = _contradictions(environ)
+    if not is_bypassed(host, port, variables):
+        found += _unread_exceptions(host, variables)
+    proxy, more = await _judge(named, host, port, variables)
+    return proxy, found + more
+
+
+async def _judge(
+    named: tuple[str, str], host: str, port: int, variables: Mapping[str, tuple[str, str]]
+) -> tuple[str | None, list[Finding]]:
     proxy = read_proxy(*named)
     exempt = ",".join(dict.fromkeys(("127.0.0.1", "localhost", host)))
     if is_bypassed(host, port, variables):
@@ -89,6 +100,36 @@ async def check_proxy(base_url: str, environ: Mapping[str, str]) -> tuple[str | 
             warn("proxy", "proxy_for_local", variable=proxy.variable, proxy=proxy.shown, host=host, exempt=exempt)
         ]
     return proxy.url, [ok("proxy", "proxy_used", variable=proxy.variable, proxy=proxy.shown)]
+
+
+def _contradictions(environ: Mapping[str, str]) -> list[Finding]:
+    """Clients differ in which case they read."""
+    return [
+        warn("proxy", "proxy_two_values", lower=f"{scheme}_proxy", upper=f"{scheme.upper()}_PROXY")
+        for scheme in ("http", "https", "all", "no")
+        if (lower := environ.get(f"{scheme}_proxy", "").strip())
+        and (upper := environ.get(f"{scheme.upper()}_PROXY", "").strip())
+        and lower != upper
+    ]
+
+
+def _unread_exceptions(host: str, variables: Mapping[str, tuple[str, str]]) -> list[Finding]:
+    """Entries of NO_PROXY that mean the host to some clients (networks, wildcards) and nothing to others."""
+    variable, listed = variables.get("no", ("", ""))
+    entries = [entry.strip() for entry in listed.split(",") if entry.strip()]
+    meant = next((entry for entry in entries if _would_cover(entry, host)), None)
+    return [] if meant is None else [warn("proxy", "no_proxy_unread", variable=variable, entry=meant, host=host)]
+
+
+def _would_cover(entry: str, host: str) -> bool:
+    if "*" in entry and fnmatch(host, entry):
+        return True
+    if "://" in entry:
+        return urlsplit(entry).hostname == host
+    try:
+        return "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False
 
 
 def read_proxy(variable: str, value: str) -> Proxy | None:

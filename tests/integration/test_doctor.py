@@ -183,6 +183,12 @@ async def test_a_proxy_that_is_gone_is_named_without_its_password_and_gone_aroun
         assert seen.troubles == ["proxy_dead_unused"]
         seen = await doctor(f"{server.origin}/v1", HTTPS_PROXY=gone)
         assert seen.troubles == []
+        for entry in ("127.0.0.0/8", "127.*", "http://127.0.0.1"):
+            seen = await doctor(f"{server.origin}/v1", HTTP_PROXY=gone, NO_PROXY=f"localhost, {entry}")
+            assert seen.troubles == ["no_proxy_unread", "proxy_refused"]
+            assert seen["no_proxy_unread"].values["entry"] == entry
+        seen = await doctor(f"{server.origin}/v1", http_proxy=gone, HTTP_PROXY="http://other:1")
+        assert seen.troubles == ["proxy_two_values", "proxy_refused"]
         seen = await doctor(f"{server.origin}/v1", HTTP_PROXY="socks://127.0.0.1:1")
     assert seen.troubles == ["proxy_bad_url"]
 
