@@ -108,6 +108,9 @@ def _take_answer(seen: _Examined, listing: Listing, found: list[Finding]) -> Non
         # A name that isn't listed and works all the same is an alias.
         unlisted = warn("model", "model_unlisted_works", model=seen.model)
         _replace(seen, lambda finding: finding.check == "model" and finding.result == "fail", unlisted)
+    if any(finding.check == "auth" for finding in found):
+        # The list is open to everybody, the models are not.
+        seen.findings = [finding for finding in seen.findings if finding.code != "auth_accepted"]
     if any(finding.check == "model" and finding.result == "fail" for finding in seen.findings):
         # The list has said so already, and had a better name.
         found = [finding for finding in found if finding.code != "model_unknown"]

@@ -54,6 +54,7 @@ async def test_a_whole_answer_is_judged(answer: Handler, troubles: list[str]) ->
         server.whole, server.stream = answer, streamed(*QUICK)
         seen = await doctor(f"{server.origin}/v1", timeout_s=0.5)
     assert seen.troubles == troubles
+    assert seen.codes("auth") == ([code for code in troubles if code.startswith("auth")] or ["auth_accepted"])
 
 
 async def test_a_model_that_knows_only_the_newer_limit_is_asked_with_it() -> None:
