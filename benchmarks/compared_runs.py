@@ -23,7 +23,7 @@ from rich.progress import Progress
 from benchmarks.gateway import free_port
 
 TOKENLINE = str(Path(sys.executable).with_name("tokenline"))
-BATCH, FORWARD_MS = 64, 35
+IN_FLIGHT, SLOTS, FORWARD_MS = 64, 32, 35
 OFF = {
     "TOKENLINE_TOKEN_INTERVAL__ASYNC_SCHEDULING": "false",
     "TOKENLINE_TOKEN_INTERVAL__OVERLAP_TOKEN_INTERVAL": "false",
@@ -53,10 +53,10 @@ def measure(seconds: int, folder: str) -> dict[str, Any]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("TOKENLINE_")} | {
         "TOKENLINE_STATE_DIR": folder,
         "TOKENLINE_SIMULATED__FORWARD_MS": str(FORWARD_MS),
-        "TOKENLINE_SCHEDULER__MAX_NUM_SEQS": str(BATCH),
+        "TOKENLINE_SCHEDULER__MAX_NUM_SEQS": str(SLOTS),
         **{f"TOKENLINE_SERVER__{name}": port for name, port in ports.items()},
     }
-    load = ["--stages", f"{BATCH}:{seconds}s", "--prompt-tokens", "64", "--max-output-tokens", "64", "--ignore-eos"]
+    load = ["--stages", f"{IN_FLIGHT}:{seconds}s", "--prompt-tokens", "64", "--max-output-tokens", "64", "--ignore-eos"]
     names = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for name, extra in progress.track(RUNS.items(), description="measuring"):

@@ -9,6 +9,7 @@ from loadtest.figures import quantile
 
 RESAMPLES = 2000
 CONFIDENCE = 0.99
+LOWER_SHARES = (0.5, 0.75, 0.9, 0.95)
 FEW_BLOCKS = 4
 """Fewer blocks of time say nothing of how alike the requests of a block are: each counts as one request then."""
 
@@ -30,6 +31,16 @@ def resampled(ordered: Sequence[float], share: float, rng: random.Random, indepe
     worth = count if independent is None else independent
     rank = share * (worth - 1) + 1
     return ordered[min(count - 1, int(rng.betavariate(rank, worth + 1 - rank) * count))]
+
+
+def worth(timed: Sequence[tuple[int, float]], ordered: Sequence[float], share: float, block_us: int) -> float:
+    """How many independent requests a sample is worth for its quantile at `share`.
+
+    A moment in which everything was slow lies above lower quantiles as a whole, but is cut in two by a high one: the
+    least of what the sample is worth up to there counts.
+    """
+    shares = {share, *(lower for lower in LOWER_SHARES if lower < share)}
+    return min(independent(timed, quantile(ordered, one), block_us) for one in shares)
 
 
 def independent(timed: Sequence[tuple[int, float]], at: float, block_us: int) -> float:

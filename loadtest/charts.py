@@ -123,7 +123,8 @@ def _by_prompt(run: dict[str, Any], names: list[str]) -> Chart:
     room = max(1.0, (high - low) * 0.04)
     note = f"Every prompt had {low:g} tokens." if low == high else ""
     title = "TTFT against the length of the prompt"
-    return Chart(title, "prompt tokens", "ms", series, note, x_range=(low - room, high + room))
+    places = (low,) if low == high else ()
+    return Chart(title, "prompt tokens", "ms", series, note, x_range=(low - room, high + room), places=places)
 
 
 def _timelines(run: dict[str, Any]) -> dict[str, Chart | Bars]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from loadtest.bootstrap import block_mean, independent, interval, resampled
+from loadtest.bootstrap import block_mean, interval, resampled, worth
 from loadtest.figures import quantile, rounded
 from loadtest.server_side import LATE_STAGES, STAGE_ORDER
 
@@ -105,11 +105,11 @@ def compare(a: dict[str, Any], b: dict[str, Any], rng: random.Random) -> list[Di
             if not first or not second:
                 continue
             for label in _labels(metric):
-                worth = tuple(
-                    independent(side[metric], quantile(values, QUANTILES[label]), block)
+                of_a, of_b = (
+                    worth(side[metric], values, QUANTILES[label], block)
                     for side, values, block in zip(sides, (first, second), blocks, strict=True)
                 )
-                found.append(quantile_difference(name, metric, first, second, label, rng, (worth[0], worth[1])))
+                found.append(quantile_difference(name, metric, first, second, label, rng, (of_a, of_b)))
         found = [_as_part(difference, values_a) for difference in found]
         found += _rates(name, a, b, at_a, at_b, rng)
     return found
@@ -187,14 +187,14 @@ def quantile_difference(
     b: Sequence[float],
     label: str,
     rng: random.Random,
-    worth: tuple[float, float] | None = None,
+    counts: tuple[float, float] | None = None,
 ) -> Difference:
     """One quantile (a key of QUANTILES) of two samples in order, with the interval of b - a.
 
-    `worth`: of how many independent requests each is; None: of as many as it has.
+    `counts`: how many independent requests each is worth; None: as many as it has.
     """
     share = QUANTILES[label]
-    of_a, of_b = worth or (None, None)
+    of_a, of_b = counts or (None, None)
     bounds = None
     if min(len(a), len(b)) >= FEWEST:
         bounds = interval(lambda: resampled(b, share, rng, of_b) - resampled(a, share, rng, of_a))

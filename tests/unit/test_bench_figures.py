@@ -204,6 +204,23 @@ def test_requests_that_share_their_luck_are_worth_fewer():
     assert independent(alone, 2.0, S // 100) == 2000
 
 
+def test_one_bad_moment_makes_no_run_surely_worse():
+    """One wave of ten was slow as a whole: P99 lies in it, and so does all that P99 is of."""
+
+    def hiccup(seed: int, slow_wave: int | None) -> dict[str, Any]:
+        kept = run(seed)
+        for at, due in enumerate(kept["requests"]["scheduled_us"]):
+            wave = int((due or 0) // 2e6)
+            kept["requests"]["end_us"][at] += 2_000_000
+            if wave == slow_wave:
+                kept["requests"]["first_token_us"][at] += 60_000
+        return kept
+
+    found = {d.metric: d for d in compare(hiccup(1, 4), hiccup(2, None), random.Random(1))}
+    assert found["ttft_p99"].verdict == "not sure"
+    assert found["ttft_p50"].verdict in ("no difference", "not sure")
+
+
 def test_two_runs_whose_waves_are_lucky_and_unlucky_are_not_surely_different():
     """Those that are due together wait for the same thing: a few waves, not hundreds of requests."""
 
