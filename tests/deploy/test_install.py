@@ -29,14 +29,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     subprocess.run(["cp", "-r", *allowed, str(source)], cwd=ROOT, check=True)
     folder = tmp_path_factory.mktemp("wheel")
-    _pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
+    _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
     (built,) = folder.iterdir()
     return built
 
 
-def _pip(python: Path, *arguments: str) -> None:
+def _pip(*arguments: str, into: Path | None = None) -> None:
+    target = ["--python", str(into)] if into is not None else []
     done = subprocess.run(
-        [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments],
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *target, *arguments],
         capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -55,14 +56,14 @@ def interpreter() -> str:
 
 def install(folder: Path, wheel: Path, extras: list[str]) -> Path:
     """An environment with the packages of those extras and the wheel, as the stages make it. Gives its bin folder."""
-    subprocess.run([interpreter(), "-m", "venv", str(folder)], check=True)
-    python = folder / "bin" / "python"
+    subprocess.run([interpreter(), "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python3"
     if "engine" in extras:
-        _pip(python, "install", docker_args()["TORCH"])
+        _pip("install", docker_args()["TORCH"], into=python)
     optional = PROJECT["project"]["optional-dependencies"]
     needs = [*PROJECT["project"]["dependencies"], *(need for extra in extras for need in optional[extra])]
-    _pip(python, "install", *needs)
-    _pip(python, "install", "--no-deps", str(wheel))
+    _pip("install", *needs, into=python)
+    _pip("install", "--no-deps", str(wheel), into=python)
     subprocess.run(["chmod", "-R", "a+rX,a-w", str(folder)], check=True)
     return python.parent
 
