@@ -98,6 +98,9 @@ class EngineSettings(Section):
     cpu_kv_cache_gib: float = Field(2.0, gt=0, description="Memory that the KV cache is sized from on a CPU, in GiB.")
     max_model_len: int | None = Field(None, ge=8, description="Tokens of prompt and answer. Default: the model's.")
     page_size: int = Field(16, ge=1, le=256, description="Tokens in one page of the KV cache.")
+    cuda_graphs: bool = Field(
+        False, description="Record decode steps as CUDA graphs and replay them. Unverified: no GPU was at hand."
+    )
     vllm_executable: str | None = Field(
         None, description="The vllm command. Default: the one on the PATH, else the package beside this Python."
     )

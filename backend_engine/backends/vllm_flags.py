@@ -29,6 +29,7 @@ without its statistics.)"""
 UNHEARD: Mapping[str, str] = {
     "engine.device": "the installed build of vLLM decides what it runs on",
     "engine.cpu_kv_cache_gib": 'only vLLM\'s CPU build has it: set engine.device = "cpu" as well',
+    "engine.cuda_graphs": "vLLM records its own; --enforce-eager in engine.vllm_args keeps it from that",
     "model.kv_cache_ratio": "vLLM sizes its cache by engine.gpu_memory_utilization alone",
     "model.batch_wait_ms": "vLLM never waits for company",
     "scheduler.policy": "vLLM always batches continuously",

@@ -75,21 +75,14 @@ class PackedStep:
         ]
         self.input_ids = given.ids[None]  # [1, T]
         self.position_ids = given.positions[None]  # [1, T]
-        self.sampled_rows = to_device(
-            [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.samples], np.int64, device
-        )  # [N]
+        self.sampled_rows = last_rows(pieces, device)  # [N]
 
     @classmethod
     def of(
         cls, pieces: Sequence[Piece], tokens: torch.Tensor, block_tables: torch.Tensor, cache: KvCache
     ) -> PackedStep:
         """A step of tokens that the host knows: `tokens` [S, longest], `block_tables` [S, pages]."""
-        slots = torch.tensor([piece.slot for piece in pieces for _ in range(piece.count)])
-        at = torch.tensor([piece.start + offset for piece in pieces for offset in range(piece.count)])
-        slots, at = slots.to(tokens.device), at.to(tokens.device)
-        size = cache.page_size
-        kv_rows = block_tables[slots, at // size].long() * size + at % size
-        return cls(pieces, StepInput(tokens[slots, at].long(), at, kv_rows), block_tables, cache)
+        return cls(pieces, input_of(pieces, tokens, block_tables, cache.page_size), block_tables, cache)
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Stores the step's keys and values, then attends each sequence over its own; [T, heads, value_dim]."""
@@ -117,7 +110,32 @@ class PackedStep:
         return keys[seen], values[seen]
 
 
-def logits_of(model: torch.nn.Module, step: PackedStep) -> torch.Tensor:
+def input_of(pieces: Sequence[Piece], tokens: torch.Tensor, block_tables: torch.Tensor, page_size: int) -> StepInput:
+    """The rows of a step of tokens that the host knows: `tokens` [S, longest], `block_tables` [S, pages]."""
+    slots = torch.tensor([piece.slot for piece in pieces for _ in range(piece.count)])
+    at = torch.tensor([piece.start + offset for piece in pieces for offset in range(piece.count)])
+    slots, at = slots.to(tokens.device), at.to(tokens.device)
+    kv_rows = block_tables[slots, at // page_size].long() * page_size + at % page_size
+    return StepInput(tokens[slots, at].long(), at, kv_rows)
+
+
+def last_rows(pieces: Sequence[Piece], device: torch.device) -> torch.Tensor:
+    """The rows of a step that sample: the last of each piece that does, [N] int64."""
+    ends = np.cumsum([piece.count for piece in pieces])
+    return to_device([end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.samples], np.int64, device)
+
+
+class RunnableStep(Protocol):
+    """A step that a model can be run on."""
+
+    input_ids: torch.Tensor  # [1, T]
+    position_ids: torch.Tensor  # [1, T]
+    sampled_rows: torch.Tensor  # [N]
+
+    def attend(self, call: LayerCall) -> torch.Tensor: ...
+
+
+def logits_of(model: torch.nn.Module, step: RunnableStep) -> torch.Tensor:
     """The model's logits at the rows that sample, [N, vocab]: its own forward, lm_head on those rows alone."""
     out = model(
         input_ids=step.input_ids,

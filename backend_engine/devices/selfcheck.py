@@ -6,17 +6,22 @@ tokens run both ways once, with a prompt in two chunks and a decode step; a mode
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import torch
 
 from backend_engine.devices.kv_cache import KvCache
-from backend_engine.devices.packed_step import PackedStep, logits_of
+from backend_engine.devices.packed_step import PackedStep, Piece, RunnableStep, logits_of
 from backend_engine.models.attention import IMPLEMENTATION
 from backend_engine.models.errors import OTHER_ENGINE, ModelError
 from backend_engine.models.loading import LoadedModel
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.3}
 """Most |ours - own| / |own| of a row of logits. A wrong mask, scale or position gives about 1."""
+
+StepOf = Callable[[Sequence[Piece], torch.Tensor, torch.Tensor, KvCache], RunnableStep]
+"""Makes a step of pieces, their tokens [S, longest], block tables [S, pages] and a cache."""
 
 _LENGTHS = (21, 10)
 
@@ -42,7 +47,7 @@ class SelfCheck:
         with torch.inference_mode():
             self._own = None if self._is_too_short else self._own_logits()
 
-    def compare(self, cache: KvCache) -> float:
+    def compare(self, cache: KvCache, step_of: StepOf = PackedStep.of) -> float:
         """Returns the largest relative difference; raises ModelError when it is above the tolerance.
 
         Writes pages of `cache`, which must have no owner yet.
@@ -55,8 +60,8 @@ class SelfCheck:
         first = [_Piece(0, 0, 13, False), _Piece(1, 0, _LENGTHS[1] - 1, False)]
         second = [_Piece(1, _LENGTHS[1] - 1, 1, True), _Piece(0, 13, _LENGTHS[0] - 13, True)]
         with torch.inference_mode():
-            logits_of(loaded.model, PackedStep.of(first, tokens, block_tables, cache))
-            ours = logits_of(loaded.model, PackedStep.of(second, tokens, block_tables, cache))
+            logits_of(loaded.model, step_of(first, tokens, block_tables, cache))
+            ours = logits_of(loaded.model, step_of(second, tokens, block_tables, cache))
         difference = float(((ours - self._own).norm(dim=-1) / self._own.norm(dim=-1)).max())
         if not difference <= TOLERANCE[loaded.dtype]:
             raise ModelError(

@@ -179,6 +179,10 @@ class SlotRows:
         positions = np.where(decodes, OWN_POSITION, at + starts)
         return self._gather_input(self.state, self._ids(slots), self._ids(positions))
 
+    def gather_newest(self, slots: torch.Tensor) -> StepInput:
+        """The input of a step that decodes `slots` [N] int64; nothing of it comes from the host."""
+        return self._gather_input(self.state, slots, torch.full_like(slots, OWN_POSITION))
+
     def advance(self, slots: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
         """Appends sampled ids [N] to the rows of `slots` [N] int64; what became of each, [N] int32."""
         return self._advance(self.state, slots, sampled)

@@ -13,9 +13,9 @@ from backend_engine.core.messages import MAX_LOGPROBS, Ready
 from backend_engine.core.sampler import sample
 from backend_engine.core.step import NO_TOKEN, Chunk, StepPlan, StepResult
 from backend_engine.devices.fitting import memory_of, pages_that_fit, start_errors_named
+from backend_engine.devices.forwards import open_forward
 from backend_engine.devices.kv_cache import KvCache
 from backend_engine.devices.memory import memory_errors_named
-from backend_engine.devices.packed_step import PackedStep, logits_of
 from backend_engine.devices.results import Arrival, OnHost, PinnedBuffers, Sampled, told_logprobs
 from backend_engine.devices.selfcheck import SelfCheck
 from backend_engine.devices.sizing import GIB
@@ -102,7 +102,6 @@ class TorchDevice:
     other or the same."""
 
     def __init__(self, loaded: LoadedModel, settings: Settings, clock: Clock, device: torch.device) -> None:
-        self._model = loaded.model
         self._clock = clock
         self._device = device
         self._end_ns = 0
@@ -111,7 +110,8 @@ class TorchDevice:
         check = SelfCheck(loaded, device)
         weight_bytes = pack_linears(loaded.model) if can_pack(loaded.dtype, device) else loaded.weight_bytes
         # before the cache is sized: on CUDA the rows' memory is taken at once, and the cache gets what is left
-        self._rows = SlotRows(slots, loaded.max_model_len, page_size, loaded.vocab_size, device)
+        # one row more than can be owned: what recorded decode steps are filled up with
+        self._rows = SlotRows(slots + 1, loaded.max_model_len, page_size, loaded.vocab_size, device)
         memory = memory_of(device)
         pages = pages_that_fit(settings, weight_bytes, loaded.kv_bytes_per_token, loaded.max_model_len, memory)
         self._cache = KvCache(loaded.layers, pages, page_size, loaded.max_model_len, loaded.dtype, device)
@@ -119,7 +119,9 @@ class TorchDevice:
         is_cuda = device.type == "cuda"
         self._timeline = CudaTimeline(clock) if is_cuda else None
         self._buffers = PinnedBuffers(device, slots, MAX_LOGPROBS) if is_cuda else None
-        difference = check.compare(self._cache)
+        self._forward, difference = open_forward(
+            loaded, self._rows, self._cache, check, spare_row=slots, uses_graphs=settings.engine.cuda_graphs
+        )
         log.info(
             "%s on %s in %s: %.2f GiB of weights, %d KV pages of %d tokens (%.2f GiB), up to %d tokens a sequence; "
             "%d slots (%.2f GiB at most); differs from transformers' own forward by %.1e",
@@ -157,9 +159,9 @@ class TorchDevice:
             self._rows.add_pages(plan.pages)
             self._rows.set_masks(plan.masks)
             chunks = self._alive(plan)
-            step = PackedStep(chunks, self._rows.gather(chunks), self._rows.state.block_tables, self._cache)
+            logits_of_step = self._forward.prepare(chunks) if chunks else None
             prepare_ns = self._clock.mono_ns() - launched_ns
-            logits = logits_of(self._model, step) if chunks else self._no_logits
+            logits = self._no_logits if logits_of_step is None else logits_of_step()
             marks.forward_done()
             sampled, how = self._sample([chunk for chunk in chunks if chunk.samples], logits)
             marks.done()

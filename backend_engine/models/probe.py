@@ -20,6 +20,7 @@ class LayerShape(msgspec.Struct, frozen=True):
     key_dim: int
     value_dim: int
     window: int | None
+    softcap: float | None = None
 
     @property
     def numbers_per_token(self) -> int:
@@ -38,7 +39,7 @@ class Probe:
         if call.layer in self.shapes:
             raise UnsupportedAttention(f"layer {call.layer} attends twice in one forward")
         kv_heads, key_dim = call.key.shape[1:]
-        self.shapes[call.layer] = LayerShape(kv_heads, key_dim, call.value.shape[2], call.window)
+        self.shapes[call.layer] = LayerShape(kv_heads, key_dim, call.value.shape[2], call.window, call.softcap)
         return attend_one(call, call.query, call.key, call.value)
 
 

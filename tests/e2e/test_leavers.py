@@ -77,7 +77,7 @@ async def test_nothing_is_left_of_5000_requests_of_which_30_percent_leave(tmp_pa
         assert memory_of(up) - early < 80 * MIB
         assert ends.total() == REQUESTS
         assert 0.2 * REQUESTS < ends["left"] < 0.35 * REQUESTS
-        # one end each is on the page of those that the gateway saw (who leaves within a millisecond was never here), and
+        # one end each is on the page of those that the gateway saw (who left within a millisecond was never here), and
         # aborts took effect in the engine
         seen = up.metric("tokenline_requests_total")
         assert ends["ended"] + 0.9 * ends["left"] < seen <= REQUESTS

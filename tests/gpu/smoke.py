@@ -21,6 +21,12 @@ READY_SECONDS = 110
 TOKENS = 64
 PROMPT = "Tell a long story about a lighthouse keeper and the sea. " * 10
 CONCURRENCY = (1, 8, 32)
+PAGED = {
+    "TOKENLINE_ENGINE__DTYPE": "bfloat16",
+    "TOKENLINE_ENGINE__PAGE_SIZE": "256",
+    "TOKENLINE_ENGINE__CUDA_GRAPHS": "true",
+}
+"""What attention over the paged cache in place wants."""
 
 
 def ask(up: Line, tag: int) -> tuple[float, float, int]:
@@ -62,7 +68,10 @@ def stage(up: Line, concurrency: int, tag: int) -> dict[str, Any]:
 
 
 def main() -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, line(Path(folder), "--device", "cuda", ready_s=READY_SECONDS) as up:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        line(Path(folder), "--device", "cuda", ready_s=READY_SECONDS, **PAGED) as up,
+    ):
         answer = up.chat(
             messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=24, temperature=0
         )

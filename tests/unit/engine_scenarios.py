@@ -245,15 +245,15 @@ class Happened(msgspec.Struct):
         )
 
 
-def compare_orders(device: Device, seeds: range) -> Happened:
+def compare_orders(device: Device, seeds: range, oracle_device: Device | None = None) -> Happened:
     """Plays each scenario in one of the other orders, and holds every answer against the loop in order with nobody
-    aborted."""
+    aborted, on the same device or on another."""
     happened, clock, vocab = Happened(), SystemClock(), list(range(3, TINY_VOCAB))
     for seed in seeds:
         chance = random.Random(1000 + seed)
         settings = settings_with(chance, list(ORDERS.values())[1 + seed % 3])
         asks = asks_of(chance, vocab)
-        oracle = Driver(device, settings_with(random.Random(1000 + seed), IN_ORDER), clock)
+        oracle = Driver(oracle_device or device, settings_with(random.Random(1000 + seed), IN_ORDER), clock)
         play(oracle, [msgspec.structs.replace(ask, abort_at_turn=None) for ask in asks])
         keeper = RowKeeper(CheckedDevice(device))
         driver = Driver(short_of_memory(keeper, seed), settings, clock)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine_support import TINY_MODELS, VOCAB, Driver, prompts, settings_of, write_tiny_model
 
-from backend_engine.devices import torch_device
+from backend_engine.devices import forwards
 from backend_engine.devices.opening import open_device
 from tracing.clock import SystemClock
 
@@ -136,7 +136,7 @@ def test_out_of_memory_is_told_apart_and_the_engine_goes_on(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch_device, "logits_of", fail)
+        patch.setattr(forwards, "logits_of", fail)
         driver.submit("a", [5, 6], 4)
         driver.run()
     finished = driver.finished("a")

@@ -239,11 +239,11 @@ def test_what_a_slot_has_no_room_for_is_refused(device: Device, sampling: dict[s
 def test_on_a_cpu_a_step_planned_for_who_has_ended_costs_no_forward(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from backend_engine.devices import torch_device
+    from backend_engine.devices import forwards as running
 
     forwards: list[int] = []
-    logits_of = torch_device.logits_of
-    monkeypatch.setattr(torch_device, "logits_of", lambda *given: [forwards.append(1), logits_of(*given)][1])
+    logits_of = running.logits_of
+    monkeypatch.setattr(running, "logits_of", lambda *given: [forwards.append(1), logits_of(*given)][1])
     stop = answer(device)[3]
     forwards.clear()
     driver = driver_of(device)
