@@ -18,15 +18,18 @@ import argparse
 import json
 import os
 import random
+import signal
+import sys
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from backend_engine.models.resolve import resolve_model
-from benchmarks.engine_peers import Child, Engine, Ran, child, halt, resume, tokenline, vllm
+from benchmarks.engine_peers import Child, Engine, Ran, child, cpu_seconds, halt, resume, tokenline, vllm
 
 PROMPT_TOKENS = 135
 TOKEN_IDS = (1000, 40_000)
@@ -44,9 +47,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1 and 8 requests, 16 tokens out, once: under a minute")
     parser.add_argument("--model", default="smollm2", help="as in engine.model (default: smollm2)")
     parser.add_argument("--vllm", metavar="BINARY", help="measure this `vllm` as well")
-    parser.add_argument("--no-peers", action="store_true", help="Tokenline and the floor alone")
+    parser.add_argument("--no-generate-batch", action="store_true", help="leave transformers out")
     parser.add_argument("--rounds", type=int, help="default: 3")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are ended too
     levels, max_tokens = ([1, 8], 16) if args.quick else ([1, 8, 32], 64)
     rounds = args.rounds or (1 if args.quick else 3)
     folder = str(resolve_model(args.model).folder)
@@ -55,7 +59,7 @@ def main() -> None:
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         starting = progress.add_task("starting the engines", total=None)
         engines: dict[str, Engine] = {"tokenline": stack.enter_context(tokenline(args.model))}
-        if not args.no_peers:
+        if not args.no_generate_batch:
             engines["generate_batch"] = stack.enter_context(child("generate_batch", folder))
         if args.vllm:
             engines["vllm"] = stack.enter_context(vllm(args.vllm, folder))
@@ -91,7 +95,10 @@ def measure(
             if round_ is None:
                 engine.run(prompts_of(chance, 2), 4)
             else:
-                runs[name][level].append(engine.run(prompts_of(chance, level), max_tokens))
+                spent = cpu_seconds(engine.process)
+                ran = engine.run(prompts_of(chance, level), max_tokens)
+                spent = cpu_seconds(engine.process) - spent
+                runs[name][level].append(msgspec.structs.replace(ran, cpu_seconds=spent))
             halt(engine.process)
             progress.advance(task)
         if level == 1:
@@ -118,6 +125,10 @@ def summary(runs: dict[str, dict[int, list[Ran]]], floors: list[dict[str, float]
         for name in tps
         if name != "tokenline"
     }
+    per_cpu = {
+        name: {level: max(ran.tokens / ran.cpu_seconds for ran in found) for level, found in by_level.items()}
+        for name, by_level in runs.items()
+    }
     against = "vllm" if "vllm" in ratios else "generate_batch"
     floor = {name: min(found[name] for found in floors) for name in floors[0]}
     paces = [ran.tpot_ms for ran in runs["tokenline"][1] if ran.tpot_ms is not None]
@@ -127,6 +138,7 @@ def summary(runs: dict[str, dict[int, list[Ran]]], floors: list[dict[str, float]
         "ttft_ms": rounded({n: {k: r.ttft_ms for k, r in f.items() if r.ttft_ms} for n, f in best.items()}, 1),
         "tpot_ms": rounded({n: {k: r.tpot_ms for k, r in f.items() if r.tpot_ms} for n, f in best.items()}, 1),
         "times_peer": rounded(ratios, 2),
+        "tokens_per_cpu_second": rounded(per_cpu, 1),
         "decode_step_ms": round(min(paces), 1),
         "products_ms": {name: round(value, 1) for name, value in floor.items()},
         "times_products": round(times_floor, 2),
@@ -159,6 +171,8 @@ def show(result: dict[str, Any]) -> None:
         table.add_row(level, *cells)
     console = Console()
     console.print(table)
+    for name, row in result["tokens_per_cpu_second"].items():
+        console.print(f"{name}, tokens per CPU second: " + ", ".join(f"{level}: {row[level]:.1f}" for level in row))
     products = ", ".join(f"{name.removesuffix('_ms')} {value} ms" for name, value in result["products_ms"].items())
     console.print(
         f"A token of one request takes {result['decode_step_ms']} ms; the model's matrix-vector products alone "

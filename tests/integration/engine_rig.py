@@ -88,9 +88,9 @@ class EngineProcess:
         return self.errors
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
+def until(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_SECONDS) -> None:
     """Waits until a condition holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)
@@ -130,9 +130,13 @@ def started(
 
 @contextmanager
 def running(
-    settings: Settings, *, is_alone: bool = False, env: dict[str, str] | None = None
+    settings: Settings,
+    *,
+    is_alone: bool = False,
+    env: dict[str, str] | None = None,
+    ready_s: float = PATIENCE_SECONDS,
 ) -> Iterator[EngineProcess]:
     """An engine that serves."""
     with started(settings, is_alone=is_alone, env=env) as engine:
-        until(engine.is_ready, "the engine is ready")
+        until(engine.is_ready, "the engine is ready", ready_s)
         yield engine
