@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -76,6 +79,45 @@ def test_models_come_and_go_on_every_worker_while_a_stream_runs(tmp_path: Path) 
         assert time.time() - up.metric("tokenline_config_last_success_timestamp_seconds") < 60
         until(lambda: models_of_both_workers(up) == {("simulated",)})
         assert up.metric("tokenline_config_reloads_total", result="failed") == 2
+
+
+def test_no_request_fails_while_the_configuration_is_reloaded_again_and_again(tmp_path: Path) -> None:
+    file = tmp_path / "tokenline.toml"
+    files = [
+        '[engine]\ndevice = "simulated"\n' + MODEL.format("kept") + MODEL.format(f"model-{number % 2}")
+        + f"[server]\nmax_concurrent_requests = {64 + number % 3}\nqueue_size = 100\n"
+        for number in range(20)
+    ]  # fmt: skip
+    file.write_text(files[0])
+    with line(tmp_path, "--config", str(file), **ENVIRON) as up, ThreadPoolExecutor(8) as pool:
+        is_over = threading.Event()
+
+        def ask(number: int) -> Counter[int]:
+            statuses: Counter[int] = Counter()
+            body = {"model": "kept", "max_tokens": 3 + number, "stream": number % 2 == 0, "messages": []}
+            body["messages"] = [{"role": "user", "content": "hi"}]
+            with httpx.Client(headers={"authorization": f"Bearer {up.key}"}, timeout=60) as client:
+                while not is_over.is_set():
+                    answer = client.post(up.base_url + "/chat/completions", json=body)
+                    whole = answer.text.endswith("data: [DONE]\n\n") or "usage" in answer.text
+                    statuses[answer.status_code if whole else -1] += 1
+            return statuses
+
+        asking = [pool.submit(ask, number) for number in range(8)]
+        admin = httpx.Client(base_url=up.ops_url + "/admin/v1", headers={"x-api-key": admin_key(tmp_path)}, timeout=20)
+        try:
+            for text in files[1:]:
+                file.write_text(text)
+                done = admin.post("/reload")
+                assert done.status_code == 200, done.text
+                assert done.json()["late"] == []
+        finally:
+            is_over.set()
+        statuses = sum((one.result() for one in asking), Counter())
+        assert statuses.keys() == {200}
+        assert statuses[200] > 100
+        up.until_metric(statuses[200], "tokenline_requests_total", outcome="ok")
+        until(lambda: up.metric("tokenline_inflight_requests", upstream="engine") == 0)
 
 
 def admin_key(tmp_path: Path) -> str:
