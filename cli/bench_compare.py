@@ -111,7 +111,9 @@ def _as_json(found: Difference) -> dict[str, Any]:
 
 
 def _is_shown(found: Difference) -> bool:
-    """Stages that did not move are no news; figures of the client always are."""
+    """Stages that did not move are no news; nor is the TTFT from sending where nobody was kept waiting to be sent."""
+    if found.metric.startswith("ttft_from_sent") and not found.stage.endswith("requests/s"):
+        return False
     return found.server_stage is None or not found.is_small
 
 

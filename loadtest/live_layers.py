@@ -23,8 +23,8 @@ LEAST_MS = 1.0
 """Of a stage, whatever its share."""
 STAGE_SHARE = 0.02
 """Of the whole TTFT (or E2E), below which a stage's change is none."""
-RTT_RATIO, RTT_MS = 1.5, 5.0
-"""A smoothed round trip holds delayed acknowledgements: only a large change is one."""
+RTT_RATIO, RTT_MS = 1.5, 40.0
+"""A smoothed round trip holds delayed acknowledgements, up to 40 ms: only a larger change is the link's."""
 STRANGE_SHARE = 0.05
 """Share of live requests at another upstream or model from which on the model changed."""
 NEW_SIZES_SHARE = 0.2

@@ -138,10 +138,14 @@ def test_more_company_is_traffic_though_every_token_takes_longer():
 
 
 def test_a_slower_way_is_the_link():
-    found = judged(link_ms=60.0, rtt_ms=40.0)
+    found = judged(link_ms=60.0, rtt_ms=80.0)
     assert states(found) == {**dict.fromkeys(LAYERS, "unchanged"), "link": "changed"}
     assert found.cause == "link"
     assert any("client_rtt" in line for line in found.layers["link"].evidence)
+
+
+def test_a_round_trip_that_delayed_acknowledgements_explain_is_no_slow_link():
+    assert states(judged(rtt_ms=30.0))["link"] == "unchanged"
 
 
 def test_a_residual_is_no_evidence_of_a_slow_link():
