@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,6 +12,8 @@ import pytest
 from ledgers import STREAM_STAGES_MS, WALL_NS, numbered
 from store_rig import Rig, row
 
+from cli.bench_options import ask_server_of
+from cli.errors import CliError
 from loadtest import server_side
 from loadtest.archive import columns
 from loadtest.endpoint import NotAnswered
@@ -176,6 +180,41 @@ async def test_a_server_without_tokenizer_leaves_tokens_counted_by_events():
     assert token_counts(spoken) == "events"
 
 
-def test_a_tokenizer_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SettingsError, match=r"workload.tokenizer = .*can't be loaded"):
-        LocalTokenizer(str(tmp_path))
+class OneOfTheirs:
+    """Counts words; its template adds three."""
+
+    chat_template = "yes"
+
+    @staticmethod
+    def from_pretrained(source: str) -> OneOfTheirs:
+        if source != "here":
+            raise OSError(f"{source} is not there\nand more")
+        return OneOfTheirs()
+
+    def apply_chat_template(self, chat: list[dict[str, str]], *, add_generation_prompt: bool, tokenize: bool) -> str:
+        assert (add_generation_prompt, tokenize) == (True, False)
+        return f"<user> {chat[0]['content']} </user> <assistant>"
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[str]]:
+        return {"input_ids": ["<begin>"] * add_special_tokens + text.split()}
+
+
+async def test_a_tokenizer_at_hand_counts_with_its_template_and_one_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoTokenizer=OneOfTheirs))
+    here = LocalTokenizer("here")
+    assert (here.name, await here.of_chat("a b"), await here.of_text("a b")) == ("the tokenizer here", 5, 2)
+    with pytest.raises(SettingsError, match=r"workload.tokenizer = 'gone': can't be loaded: gone is not there$"):
+        LocalTokenizer("gone")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SettingsError, match="needs transformers"):
+        LocalTokenizer("here")
+
+
+def test_an_ops_listener_that_cannot_be_asked_is_no_error_of_the_run(monkeypatch):
+    def refuse(url: str | None, config: None) -> None:
+        raise CliError(f"{url}: no admin key")
+
+    monkeypatch.setattr("cli.ops.ops_client", refuse)
+    ask = ask_server_of("http://ops")
+    with pytest.raises(NotJoined, match="http://ops: no admin key"):
+        ask(["req_1"])
