@@ -14,12 +14,13 @@ from line_rig import line
 def test_workers_share_the_port_a_keys_limits_and_their_totals_are_one(tmp_path: Path) -> None:
     environ = {"TOKENLINE_SERVER__WORKERS": "2", "TOKENLINE_SIMULATED__FORWARD_MS": "1"}
     with line(tmp_path, "--device", "simulated", **environ) as up:
-        headers = {"authorization": f"Bearer {up.key}"}
         body = {"model": up.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        # A connection of its own each time: the kernel deals connections out to the workers.
+        client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=30, trust_env=False)
 
-        def ask(_: int) -> int:
-            # A connection of its own each time: the kernel deals connections out to the workers.
-            return httpx.post(up.base_url + "/chat/completions", headers=headers, json=body, timeout=30).status_code
+        def ask(_: int, key: str = up.key) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return client.post(up.base_url + "/chat/completions", headers=headers, json=body).status_code
 
         with ThreadPoolExecutor(4) as pool:
             assert set(pool.map(ask, range(40))) == {200}
@@ -27,11 +28,9 @@ def test_workers_share_the_port_a_keys_limits_and_their_totals_are_one(tmp_path:
         admin = {"x-api-key": (tmp_path / "state" / "admin-key").read_text().strip()}
         asked = {"alias": "app", "limits": {"requests_per_minute": 15}}
         made = httpx.post(up.ops_url + "/admin/v1/keys", json=asked, headers=admin).json()
-        headers["authorization"] = f"Bearer {made['secret']}"
         with ThreadPoolExecutor(4) as pool:
-            limited = list(pool.map(ask, range(40)))
+            limited = list(pool.map(ask, range(40), [made["secret"]] * 40))
         assert (limited.count(200), limited.count(429)) == (15, 25)
-        headers["authorization"] = f"Bearer {up.key}"
         up.until_metric(25, "tokenline_rejections_total", reason="rate_limit")
         ticks = [up.metric("tokenline_event_loop_lag_seconds_count", worker=str(number)) for number in range(2)]
         assert min(ticks) > 0
