@@ -126,9 +126,9 @@ def run_core(settings: Settings, in_address: str, out_address: str) -> int:
 
 
 def _use_threads() -> None:
-    """One core is left to the gateway where there are two; OMP_NUM_THREADS overrides."""
+    """As many as there are cores for this process; the device may use one fewer. OMP_NUM_THREADS overrides."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))  # read by torch when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores))  # read by torch when it is imported
 
 
 def main() -> int:

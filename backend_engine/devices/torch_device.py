@@ -21,6 +21,7 @@ from backend_engine.devices.selfcheck import SelfCheck
 from backend_engine.devices.sizing import GIB
 from backend_engine.devices.slot_rows import SlotRows
 from backend_engine.devices.step_sampling import StepSampling, step_sampling
+from backend_engine.devices.thread_choice import ThreadChoice
 from backend_engine.devices.timeline import CudaTimeline, HostMarks, Marks
 from backend_engine.kernels.slot_tensors import GOES_ON
 from backend_engine.models.loading import LoadedModel, load_model
@@ -117,6 +118,7 @@ class TorchDevice:
         self._cache = KvCache(loaded.layers, pages, page_size, loaded.max_model_len, loaded.dtype, device)
         self._no_logits = torch.empty(0, loaded.vocab_size, device=device)
         is_cuda = device.type == "cuda"
+        self._threads = ThreadChoice(1 if is_cuda else torch.get_num_threads(), torch.set_num_threads)
         self._timeline = CudaTimeline(clock) if is_cuda else None
         self._buffers = PinnedBuffers(device, slots, MAX_LOGPROBS) if is_cuda else None
         self._forward, difference = open_forward(
@@ -161,10 +163,13 @@ class TorchDevice:
             chunks = self._alive(plan)
             logits_of_step = self._forward.prepare(chunks) if chunks else None
             prepare_ns = self._clock.mono_ns() - launched_ns
+            tokens = sum(chunk.count for chunk in chunks)
+            self._threads.begin(tokens, decodes=all(chunk.decodes for chunk in chunks))
             logits = self._no_logits if logits_of_step is None else logits_of_step()
             marks.forward_done()
             sampled, how = self._sample([chunk for chunk in chunks if chunk.samples], logits)
             marks.done()
+            self._threads.took(tokens, self._clock.mono_ns() - launched_ns - prepare_ns)
             arrival: Arrival = OnHost(sampled) if self._buffers is None else self._buffers.bring(sampled)
         if isinstance(marks, HostMarks):
             self._end_ns = marks.end_ns
