@@ -48,9 +48,13 @@ async def streamed(request: web.Request, *pieces: bytes | float, content_type: s
 
 @asynccontextmanager
 async def endpoint(
-    chat: Handler, models: tuple[str, ...] = ("m",), pages: dict[str, str] | None = None
+    chat: Handler,
+    models: tuple[str, ...] = ("m",),
+    pages: dict[str, str] | None = None,
+    *,
+    counts_words: bool = False,
 ) -> AsyncIterator[str]:
-    """Serves `chat`; gives the base_url."""
+    """Serves `chat`, and a /tokenize whose tokens are words where it is wanted; gives the base_url."""
 
     async def list_models(_request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in models]})
@@ -58,7 +62,14 @@ async def endpoint(
     async def page(request: web.Request) -> web.Response:
         return web.Response(text=(pages or {})[request.path])
 
+    async def tokenize(request: web.Request) -> web.Response:
+        body = await request.json()
+        text = body["prompt"] if "prompt" in body else "<user> " + body["messages"][0]["content"]
+        return web.json_response({"count": len(text.split())})
+
     app = web.Application()
+    if counts_words:
+        app.router.add_post("/tokenize", tokenize)
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_get("/v1/models", list_models)
     for path in pages or {}:

@@ -141,6 +141,18 @@ async def test_without_usage_and_without_done_events_are_counted_and_it_is_said(
     assert run["stages"][0]["ttft_ms"]["p50"] >= 20
 
 
+async def test_without_usage_an_endpoint_with_a_tokenizer_counts_what_was_said():
+    async with endpoint(
+        always(event("one two "), 0.02, event("three four"), event(finish="stop"), DONE), counts_words=True
+    ) as url:
+        run = await load(url)
+    assert not kinds(run)
+    assert run["token_counts"] == "the endpoint's /tokenize"
+    assert run["prompt_lengths"] == "exact, by the endpoint's /tokenize"
+    assert set(run["requests"]["output_tokens"]) == {4}
+    assert set(run["requests"]["token_events"]) == {2}
+
+
 async def test_retries_are_made_counted_and_part_of_the_time():
     asked = 0
 
