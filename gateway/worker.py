@@ -99,10 +99,16 @@ class Worker:
         self._admission.resize(settings.server)
         self._router = router
         self._health.follow(router.checked)
-        self._client.keep(router.upstreams)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Lets go of upstreams that have gone. Again and again: who routed before may ask one of them later."""
+        upstreams = self._router.upstreams
+        self._balancer.keep(upstreams)
+        self._client.keep(upstreams)
 
     def _state(self, dropped: int) -> WorkerState:
-        self._balancer.keep(self._router.upstreams)
+        self._forget()
         return WorkerState(
             worker=self._number,
             pid=os.getpid(),

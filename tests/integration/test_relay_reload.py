@@ -62,6 +62,27 @@ async def test_a_stream_goes_on_at_an_upstream_that_was_taken_out_and_then_nothi
         assert len(r.worker._client._pools) == 1
 
 
+async def test_a_request_that_waited_while_its_upstream_was_taken_out_is_answered_there(tmp_path: Path) -> None:
+    limits = {"max_concurrent_requests": 1, "queue_size": 1, "queue_timeout_ms": 20_000}
+    async with rig(tmp_path, names=("a", "b"), server=limits) as r:
+        release = asyncio.Event()
+
+        async def held(request: Any) -> Any:
+            await release.wait()
+            return await whole(ANSWER)(request)
+
+        r.upstreams["a"].script = held
+        r.worker.reload(with_models(r, "a", m="a"))
+        asking = [asyncio.create_task(r.chat()) for _ in range(2)]
+        await until(lambda: r.worker._admission.waiting == 1)
+        r.worker.reload(with_models(r, "b", new="b"))
+        release.set()
+        assert [(await task).status_code for task in asking] == [200, 200]
+        assert len(r.upstreams["a"].bodies) == 2
+        assert r.worker._state(0).inflight == {}
+        assert not r.worker._client._pools
+
+
 async def test_what_is_known_of_an_upstream_is_kept_while_it_stays_where_it_is(tmp_path: Path) -> None:
     async with rig(tmp_path, names=("a", "b")) as r:
         for upstream in r.upstreams.values():
