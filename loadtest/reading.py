@@ -108,7 +108,7 @@ def _where(stage: Mapping[str, Any]) -> Iterator[Remark]:
         what = "the GPU" if "gpu_utilization" in engine else "the device"
         if busy >= BUSY:
             yield Remark("good", f"{name}: {what} was busy {busy:.0%} of the time.")
-        elif busy < IDLE:
+        elif busy < IDLE and not stage.get("group"):  # one request after another leaves any device idle
             yield Remark("watch", f"{name}: {what} was busy only {busy:.0%} of the time; the engine's advice says why.")
     if engine.get("kv_usage", 0) > SHORT_OF_KV:
         yield Remark("watch", f"{name}: {engine['kv_usage']:.0%} of the KV cache was used; enlarge it first.")

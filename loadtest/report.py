@@ -161,7 +161,8 @@ def _explained(run: Mapping[str, Any]) -> str:
 
 
 def _footer(run: Mapping[str, Any]) -> str:
-    load, work = run["settings"].get("load_test", {}), run["settings"].get("workload", {})
+    load = run["settings"].get("load_test", {}) if run["kind"] == "run" else {}
+    work = run["settings"].get("workload", {})
     given = ", ".join(f"{name} {value}" for name, value in {**load, **work}.items() if value is not None)
     made = ", ".join(f"{name} {value}" for name, value in run.get("versions", {}).items())
     machine = ", ".join(f"{name} {value}" for name, value in run.get("machine", {}).items())
