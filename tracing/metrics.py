@@ -170,7 +170,11 @@ GATEWAY: tuple[Metric, ...] = (
         ("worker",),
     ),
     Metric("tokenline_rejections_total", "counter", "Requests refused by the gateway.", ("reason",)),
-    Metric("tokenline_limits_degraded", "gauge", "1 while Redis can't be asked and limits are not shared."),
+    Metric(
+        "tokenline_limits_degraded",
+        "gauge",
+        "1 while limits are not shared: Redis can't be asked, or workers have no memory in common.",
+    ),
     Metric("tokenline_upstream_up", "gauge", "1 when the upstream's last health check passed.", ("upstream",)),
     Metric(
         "tokenline_breaker_state",

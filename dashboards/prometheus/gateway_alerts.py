@@ -87,7 +87,7 @@ def _limits_degraded() -> Alert:
         expr="max by (instance) (tokenline_limits_degraded) == 1",
         hold_seconds=120,
         severity="ticket",
-        summary="{{ $labels.instance }} can't ask Redis: limits are not shared",
+        summary="{{ $labels.instance }} can't ask Redis (or its workers share no memory): limits are not shared",
         description="Each gateway limits by itself (or refuses, redis.on_outage), so keys may use more than their "
         "plans allow.",
         dashboard="tokenline-tenants",

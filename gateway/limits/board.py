@@ -92,7 +92,10 @@ class Board:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if os.fstat(descriptor).st_size < size:
-                os.ftruncate(descriptor, size)  # sparse: a page takes room once it is written to
+                os.ftruncate(descriptor, size)
+            if hasattr(os, "posix_fallocate"):
+                # Its room is taken now: on a disk that is full later, a write to a mapped page would end this worker.
+                os.posix_fallocate(descriptor, 8 * worker * _REGION_WORDS, 8 * _REGION_WORDS)
             self._words: Words = memoryview(mmap.mmap(descriptor, size)).cast("q")
         finally:
             os.close(descriptor)

@@ -39,9 +39,11 @@ class Account:
 class LocalLimits:
     """Counts what goes through this worker, and what its siblings have counted where there is a board of them."""
 
-    degraded = False
-
-    def __init__(self, plans: Plans, clock: Clock, budgets: Budgets, board: Board | None = None) -> None:
+    def __init__(
+        self, plans: Plans, clock: Clock, budgets: Budgets, board: Board | None = None, *, degraded: bool = False
+    ) -> None:
+        """`degraded`: there are siblings, and no board to share."""
+        self.degraded = degraded
         self._plans = plans
         self._clock = clock
         self._budgets = budgets

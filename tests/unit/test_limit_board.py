@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from gateway.keys.limits import Limits
 from gateway.keys.plans import Plans
 from gateway.keys.record import KeyRecord
 from gateway.limits import board as board_module
-from gateway.limits.board import Board, hash_of
+from gateway.limits.board import Board
 from gateway.limits.budgets import Budgets
+from gateway.limits.choice import limiter_from
 from gateway.limits.grant import Grant
 from gateway.limits.local import Account, LocalLimits
 from gateway.limits.standing import Standing
 from gateway.limits.window import SlidingWindow
 from protocol.errors import ApiError
+from settings.schema import ServerSettings, Settings
 from tracing.clock import FakeClock, SystemClock
 
 
@@ -191,9 +194,27 @@ def test_whoever_reads_while_another_writes_never_sees_less_than_what_counts() -
     assert not too_few
 
 
-def test_the_file_is_this_users_alone_and_takes_little_room(tmp_path: Path) -> None:
-    board = Board(tmp_path / "limits", 0, 2)
-    board.counters(hash_of("key_1")).requests.add(10**12, 1)
+def test_the_file_is_this_users_alone_and_a_workers_own_room_is_taken_at_once(tmp_path: Path) -> None:
+    Board(tmp_path / "limits", 0, 4)
     found = (tmp_path / "limits").stat()
     assert found.st_mode & 0o777 == 0o600
-    assert found.st_blocks * 512 < 200_000
+    assert 0.25 * found.st_size <= found.st_blocks * 512 < 0.3 * found.st_size
+    Board(tmp_path / "limits", 3, 4)
+    assert (tmp_path / "limits").stat().st_blocks == pytest.approx(2 * found.st_blocks, rel=0.05)
+
+
+async def test_where_there_is_no_room_each_worker_limits_by_itself_and_says_so(tmp_path, monkeypatch, caplog) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    (tmp_path / "run").mkdir()
+    found = Settings(state_dir=tmp_path, server=ServerSettings(workers=2))
+    limiter = limiter_from(found, FakeClock(), Plans({}), 0)
+    assert limiter.degraded
+    assert "each of the 2 workers limits keys by itself" in caplog.text
+    assert await limiter.enter(key(requests_per_minute=1), "req")
+    with pytest.raises(ApiError):
+        await limiter.enter(key(requests_per_minute=1), "req")
+    alone = Settings(state_dir=tmp_path)
+    assert not limiter_from(alone, FakeClock(), Plans({}), 0).degraded
