@@ -19,7 +19,7 @@ from gateway.upstreams.attempt import connection_error, request_headers, retry_a
 from gateway.upstreams.balance import Balancer, Upkeep
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.deadlines import Deadlines, Phase
-from gateway.upstreams.http1 import UpstreamFault
+from gateway.upstreams.http1 import FoundDead, UpstreamFault
 from gateway.upstreams.pool import UpstreamAnswer
 from gateway.upstreams.retries import RetryBudget
 from gateway.upstreams.router import Route, Router, Target
@@ -233,7 +233,7 @@ class Relay:
             )
         except UpstreamFault as error:
             attempt.error, told = connection_error(error, target.upstream.name)
-            if attempt.reused and attempt.error == "first_byte":
+            if isinstance(error, FoundDead):
                 raise StaleConnection(told) from error
             raise told from error
         attempt.upstream_headers = call.exchange.clock.mono_ns()

@@ -12,7 +12,12 @@ from collections.abc import Callable
 import httptools
 
 MAX_HEAD_BYTES = 2**16
-"""Of an answer's status line and headers: more than that, in one line, is more than Python's own client takes."""
+"""Of an answer's status line and headers: more than that, in one line, is more than Python's own client takes.
+
+As much may come later without a byte of the body: trailers, extensions of chunks.
+"""
+STALE_SECONDS = 1.0
+"""An upstream that closes a used connection later than this after a request has had time to work on it."""
 READ_BUFFER_BYTES = 2**20
 """Nothing more is read from the upstream when this much has not been forwarded yet."""
 PIECE_BYTES = 2**16
@@ -33,6 +38,10 @@ class ConnectionLost(UpstreamFault):
     """The connection ended before the answer did."""
 
 
+class FoundDead(ConnectionLost):
+    """A connection that had served before ended without a byte of an answer: the request met a closed door."""
+
+
 class ProtocolBroken(UpstreamFault):
     """What came is not HTTP/1.1."""
 
@@ -48,6 +57,7 @@ class Http1Connection(asyncio.Protocol):
         """Made while the transport holds more than it likes to."""
         self._fault: UpstreamFault | None = None
         self._is_asked = False
+        self._has_served = False
         self._is_reading = True
         self._may_last = True
         self._begin()
@@ -55,8 +65,10 @@ class Http1Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self.status = 0
         self.headers: Headers = []
-        self._head_bytes = 0
-        """Read before the head was complete; of the body too, what came with its end."""
+        self._dry_bytes = 0
+        """Read since the last byte of the body; before the head, since the request. Reads are counted whole."""
+        self._is_silent = True
+        self._sent_at: float | None = None
         self._header_bytes = 0
         self._has_head = False
         self._is_complete = False
@@ -93,6 +105,7 @@ class Http1Connection(asyncio.Protocol):
                 self._may_last = False
                 return
         before_last()
+        self._sent_at = self._loop.time()
         self._transport.write(head + (body[last:] if last else body))
 
     async def read(self) -> bytes:
@@ -122,6 +135,7 @@ class Http1Connection(asyncio.Protocol):
     def rest(self) -> None:
         """The answer has been read: nothing may come until the next request."""
         self._is_asked = False
+        self._has_served = True
 
     def close(self) -> None:
         """Ends the connection at once."""
@@ -136,16 +150,18 @@ class Http1Connection(asyncio.Protocol):
         if not self._is_asked or self._fault is not None:
             self._fail(ProtocolBroken("bytes that nobody asked for"))
             return
-        if not self._has_head:
-            self._head_bytes += len(data)
+        self._is_silent = False
+        self._dry_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(ProtocolBroken(str(error)))
             return
-        if not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._fail(ProtocolBroken(f"headers of more than {MAX_HEAD_BYTES} bytes"))
+        if self._dry_bytes > MAX_HEAD_BYTES and not self._is_complete:
+            self._fail(ProtocolBroken(f"headers, trailers or chunk extensions of more than {MAX_HEAD_BYTES} bytes"))
             return
+        if self._has_head:
+            self.resume_writing()  # who still sends the request waits for room that may never be made
         if self._buffered > READ_BUFFER_BYTES and self._is_reading and not self._is_complete:
             self._is_reading = False
             self._transport.pause_reading()
@@ -160,9 +176,15 @@ class Http1Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._may_last = False
         if not self._is_complete:
-            self._fault = self._fault or ConnectionLost(str(exc or "closed"))
+            kind = FoundDead if self._is_stale() else ConnectionLost
+            self._fault = self._fault or kind(str(exc or "closed"))
         self._wake()
         self.resume_writing()
+
+    def _is_stale(self) -> bool:
+        """Whether the upstream had closed the connection before it saw the request, as far as can be told."""
+        is_soon = self._sent_at is None or self._loop.time() - self._sent_at < STALE_SECONDS
+        return self._has_served and self._is_silent and is_soon
 
     def pause_writing(self) -> None:
         self._room = self._loop.create_future()
@@ -202,15 +224,19 @@ class Http1Connection(asyncio.Protocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._has_head:
+            return  # of an answer behind this one
         status = self._parser.get_status_code()
         if status < 200:
             self.headers = []  # 1xx: the answer is still to come
-        elif not self._has_head:
+        else:
             self.status = status
             self._has_head = True
+            self._dry_bytes = 0
             self._may_last = self._may_last and self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
+        self._dry_bytes = 0
         if not self._is_complete:
             self._pieces.append(data)
             self._buffered += len(data)

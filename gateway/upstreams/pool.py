@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.upstreams.http1 import ConnectFailed, Headers, Http1Connection
+from gateway.upstreams.addresses import Addresses
+from gateway.upstreams.http1 import ConnectFailed, FoundDead, Headers, Http1Connection
 from gateway.upstreams.router import Upstream
 
 KEEPALIVE_SECONDS = 30.0
@@ -53,7 +54,7 @@ class Pool:
         self._origin = f"{address.scheme}://{address.netloc}"
         self.host = address.netloc.encode("ascii" if address.netloc.isascii() else "idna")
         self._socket = upstream.unix_socket
-        self._address = (address.hostname or "", address.port or (443 if address.scheme == "https" else 80))
+        self._addresses = Addresses(address.hostname or "", address.port or (443 if address.scheme == "https" else 80))
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
         self._loop = asyncio.get_running_loop()
         self._idle: deque[_Idle] = deque()
@@ -78,7 +79,13 @@ class Pool:
             if self._socket:
                 _, connection = await self._loop.create_unix_connection(Http1Connection, self._socket)
             else:
-                _, connection = await self._loop.create_connection(Http1Connection, *self._address, ssl=self._tls)
+                reached = await self._addresses.reach()
+                _, connection = await self._loop.create_connection(
+                    Http1Connection,
+                    sock=reached,
+                    ssl=self._tls,
+                    server_hostname=self._addresses.host if self._tls is not None else None,
+                )
         except (OSError, ssl.SSLError, UnicodeError) as error:
             raise ConnectFailed(str(error)) from error
         return connection
@@ -89,8 +96,11 @@ class Pool:
         """One request on a connection that is the caller's until the answer's `close`."""
         try:
             await connection.ask(head, body, before_last)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, FoundDead):
+                # It was the last one used: all others have rested longer, and the next try is not to meet them.
+                self._close_idle()
             raise
         return UpstreamAnswer(connection, self)
 
@@ -117,5 +127,8 @@ class Pool:
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().connection.close()

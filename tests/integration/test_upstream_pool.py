@@ -1,6 +1,7 @@
 """Connections to upstreams on real sockets: TCP, TLS, Unix sockets; reused, grown old, gone."""
 
 import asyncio
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.upstreams import pool as pool_module
-from gateway.upstreams.http1 import ConnectFailed
+from gateway.upstreams.http1 import ConnectFailed, FoundDead
 from gateway.upstreams.pool import Pool
 from gateway.upstreams.router import Upstream
 
@@ -110,3 +111,55 @@ async def test_nobody_there_is_told_as_no_connection() -> None:
     for url in (f"http://127.0.0.1:{port}/v1", "http://nobody.invalid/v1"):
         with pytest.raises(ConnectFailed):
             await Pool(Upstream("a", url)).connect()
+
+
+async def test_a_connection_found_dead_takes_those_along_that_rest_longer() -> None:
+    gone = []
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        if len(gone) == 3:
+            await reader.readuntil(b"\r\n\r\n")  # asked again: the door closes
+        gone.append(writer)
+        if len(gone) > 3:
+            writer.close()
+
+    async with await asyncio.start_server(once, "127.0.0.1", 0) as server:
+        pool = Pool(Upstream("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"))
+        answers = [await pool.ask(await pool.connect(), HEAD, b"", lambda: None) for _ in range(4)]
+        for answer in answers:
+            answer.close()
+        with pytest.raises(FoundDead):
+            await asked(pool)
+        assert pool.idle() is None
+        pool.close()
+
+
+async def test_an_address_that_gives_no_connection_does_not_keep_the_next_one_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookups = 0
+    with socket.socket() as silent, socket.socket() as first, socket.socket() as second:
+        silent.bind(("127.0.0.2", 0))
+        silent.listen(0)
+        port = silent.getsockname()[1]
+        for filler in (first, second):  # a full backlog: the kernel drops whoever else knocks
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.2", port))
+        await asyncio.sleep(0.05)
+
+        async def lookup(_host: str, _port: int, **_: Any) -> list[Any]:
+            nonlocal lookups
+            lookups += 1
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+        async with await asyncio.start_server(_quietly, "127.0.0.1", port):
+            pool = Pool(Upstream("a", f"http://two.invalid:{port}/v1"))
+            async with asyncio.timeout(3):
+                connections = await asyncio.gather(pool.connect(), pool.connect())
+            assert lookups == 1
+            for connection in connections:
+                connection.close()
+            pool.close()

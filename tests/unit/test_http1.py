@@ -11,6 +11,7 @@ from gateway.upstreams.http1 import (
     PIECE_BYTES,
     READ_BUFFER_BYTES,
     ConnectionLost,
+    FoundDead,
     Http1Connection,
     ProtocolBroken,
     UpstreamFault,
@@ -148,6 +149,29 @@ async def test_an_answer_that_is_the_last_or_has_another_behind_it_lets_no_reque
     assert not bench.connection.is_reusable
 
 
+async def test_the_head_of_an_answer_behind_this_one_changes_nothing_of_it() -> None:
+    bench, body = await answered_with(SIZED + INTERIM)
+    assert (body, bench.connection.headers) == (b"hello, world", [(b"content-length", b"12")])
+    assert not bench.connection.is_reusable
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nx: ", b"5;x=", b"0\r\n"])
+async def test_trailers_and_extensions_without_end_are_refused(endless: bytes) -> None:
+    bench = await begun()
+    bench.connection.data_received(STREAM[: STREAM.index(b"5\r\n")] + endless)
+    for _ in range(MAX_HEAD_BYTES // 4096 + 1):
+        bench.connection.data_received(b"a: b\r\n" * 683 if endless == b"0\r\n" else b"a" * 4096)
+    with pytest.raises(ProtocolBroken, match="trailers"):
+        await bench.body()
+    assert bench.transport.is_aborted
+
+
+async def test_a_long_body_in_small_chunks_is_no_flood() -> None:
+    bench, body = await answered_with(STREAM[: STREAM.index(b"5\r\n")], *[b"1\r\nx\r\n"] * 20_000, b"0\r\n\r\n")
+    assert body == b"x" * 20_000
+    assert bench.connection.is_reusable
+
+
 async def test_a_connection_at_rest_that_speaks_is_ended() -> None:
     bench, _ = await answered_with(SIZED)
     bench.connection.rest()
@@ -199,6 +223,46 @@ async def test_an_answer_that_comes_before_the_whole_request_is_taken_and_the_re
     bench.connection.connection_lost(None)
     assert await bench.body() == b"no"
     assert (bench.connection.status, bench.sent_before, bench.connection.is_reusable) == (413, None, False)
+
+
+async def test_an_upstream_that_answers_and_stops_reading_is_heard() -> None:
+    bench = Bench(b"x" * (4 * PIECE_BYTES))
+    bench.connection.pause_writing()
+    await asyncio.sleep(0)
+    bench.connection.data_received(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\nno")
+    assert await bench.body() == b"no"
+    assert not bench.connection.is_reusable
+
+
+@pytest.mark.parametrize(
+    ("has_served", "seconds", "heard", "fault"),
+    [
+        (True, 0.1, b"", FoundDead),
+        (True, 1.1, b"", ConnectionLost),
+        (True, 0.1, b"HTTP/1.1 ", ConnectionLost),
+        (False, 0.1, b"", ConnectionLost),
+    ],
+)
+async def test_only_a_used_connection_that_closes_at_once_and_without_a_word_was_dead_before(
+    monkeypatch: pytest.MonkeyPatch, has_served: bool, seconds: float, heard: bytes, fault: type[UpstreamFault]
+) -> None:
+    bench = await begun()
+    if has_served:
+        bench.connection.data_received(SIZED)
+        await bench.body()
+        bench.connection.rest()
+        bench.asking = asyncio.create_task(bench.connection.ask(b"POST /2 HTTP/1.1\r\n\r\n", b"", lambda: None))
+        await asyncio.sleep(0)
+    if heard:
+        bench.connection.data_received(heard)
+    loop = asyncio.get_running_loop()
+    later = loop.time() + seconds
+    monkeypatch.setattr(loop, "time", lambda: later)
+    bench.connection.connection_lost(None)
+    monkeypatch.undo()
+    with pytest.raises(UpstreamFault) as found:
+        await bench.asking
+    assert type(found.value) is fault
 
 
 async def test_a_connection_lost_while_sending_ends_the_wait_for_room() -> None:
