@@ -114,7 +114,7 @@ async def test_nobody_there_is_told_as_no_connection() -> None:
 
 
 async def test_a_connection_found_dead_takes_those_along_that_rest_longer() -> None:
-    gone = []
+    gone: list[asyncio.StreamWriter] = []
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
