@@ -12,13 +12,17 @@ from engine_scenarios import compare_orders, open_tiny_device
 from engine_support import settings_of, write_tiny_model
 from paged_reference import Rerun, on_paged_steps, paged_attention
 
+from backend_engine.devices import forwards
 from backend_engine.devices.decode_graphs import MOST_ROWS, DecodeGraphs, batch_sizes, size_for
+from backend_engine.devices.forwards import PackedForward, PagedForward
 from backend_engine.devices.kv_cache import KvCache
+from backend_engine.devices.opening import open_device
 from backend_engine.devices.packed_step import PackedStep, logits_of
 from backend_engine.devices.paged_step import PagedStep, why_not_paged
 from backend_engine.devices.torch_device import TorchDevice
 from backend_engine.models.loading import load_model
 from backend_engine.models.probe import LayerShape
+from tracing.clock import SystemClock
 
 KINDS = ("llama with grouped queries", "qwen3 with windows in some layers")
 AMPERE = (8, 0)
@@ -60,10 +64,34 @@ def test_every_answer_is_the_same_in_any_order_of_the_loop(tmp_path: Path) -> No
         oracle = open_tiny_device(tmp_path)
         tested = on_paged_steps(open_tiny_device(tmp_path), records=True)
         replays = Rerun.replays
-        compare_orders(tested, range(3), oracle)
+        compare_orders(tested, range(8), oracle)
     finally:
         torch.set_num_threads(threads)
     assert Rerun.replays - replays > 50
+
+
+def no_kernel() -> None:
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+def nonsense(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.randn_like(query)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [(lambda: paged_attention, PagedForward), (no_kernel, PackedForward), (lambda: nonsense, PackedForward)],
+)
+def test_before_it_serves_a_kernel_that_fails_or_differs_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Any, kind: type
+) -> None:
+    monkeypatch.setattr(forwards, "why_not_paged", lambda *_: None)
+    monkeypatch.setattr(forwards, "flash_attention", kernel)
+    write_tiny_model(tmp_path, KINDS[0])
+    settings = settings_of(engine={"model": str(tmp_path), "device": "cpu", "page_size": 4})
+    device = open_device(settings, SystemClock())
+    assert isinstance(device, TorchDevice)
+    assert isinstance(device._forward, kind)
 
 
 def test_a_recording_that_gives_other_logits_is_not_used(tmp_path: Path) -> None:
