@@ -5,8 +5,8 @@ requests it must match: P50 within 2 %, P99 within 5 %, counts exactly. Then kep
 another that stamps each event: the delay that the client adds at 5,000 events a second and more, less that of a bare
 reader of the same events (benchmarks.bare_reader), which is the machine's.
 
-One machine runs both sides, so what else runs there is in the figures: see `load_average`. `--first` gives the second
-part precedence over whatever else runs (SCHED_FIFO, for those who may).
+One machine runs both sides, so what else runs there is in the figures: see `load_average`. `--first` gives both sides
+precedence over whatever else runs (SCHED_FIFO, for those who may).
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ def driver(against: str, port: int, **options: object) -> list[str]:
     return command
 
 
+def precedence(first: bool) -> list[str]:
+    """What a command line begins with that is to run before whatever else there is; its children inherit it."""
+    return ["chrt", "--fifo", "10"] if first else []
+
+
 def run_pinned(command: list[str], core: int | None) -> dict[str, Any]:
     """Runs a command on one core, and gives the JSON that it prints."""
     pin = (lambda: os.sched_setaffinity(0, {core})) if core is not None else None
@@ -57,7 +62,7 @@ def run_pinned(command: list[str], core: int | None) -> dict[str, Any]:
     return found
 
 
-def against_engine(in_flight: int, seconds: float) -> dict[str, Any]:
+def against_engine(in_flight: int, seconds: float, *, first: bool = False) -> dict[str, Any]:
     """The client beside the engine's own stamps."""
     prefill_us, prompt_tokens = ENGINES[in_flight]
     port = free_port()
@@ -70,10 +75,10 @@ def against_engine(in_flight: int, seconds: float) -> dict[str, Any]:
             "TOKENLINE_SIMULATED__PREFILL_TOKEN_US": str(prefill_us),
         }
         command = [str(Path(sys.executable).with_name("tokenline")), "engine", "--device", "simulated"]
-        stack.enter_context(running(command, None, port, env=environ))
+        stack.enter_context(running([*precedence(first), *command], None, port, env=environ))
         sizes = {"prompt_tokens": prompt_tokens, "output_tokens": OUTPUT_TOKENS}
         load = {"in_flight": in_flight, "seconds": seconds}
-        found = run_pinned(driver("engine", port, model="simulated", **load, **sizes), None)
+        found = run_pinned([*precedence(first), *driver("engine", port, model="simulated", **load, **sizes)], None)
     off = {label: max(abs(found[name][label]["off"]) for name in ("ttft_ms", "tpot_ms")) for label in ("p50", "p99")}
     found["holds"] = found["counts_exact"] and off["p50"] <= P50_LIMIT and off["p99"] <= P99_LIMIT
     return found
@@ -86,12 +91,12 @@ def on_one_core(rate: int, seconds: float, *, together: bool = False, first: boo
     streams, port = rate * PERIOD_MS // 1000, free_port()
     command = [sys.executable, "-m", "benchmarks.stamped", "--port", str(port), "--events", "64"]
     command += ["--period-ms", str(PERIOD_MS), *(["--together"] if together else [])]
-    precedence = ["chrt", "--fifo", "10"] if first else []
-    with running([*precedence, *command], upstream_core, port):
+    before = precedence(first)
+    with running([*before, *command], upstream_core, port):
         options = {"in_flight": streams, "seconds": seconds}
-        found = run_pinned([*precedence, *driver("stamped", port, model="m", **options)], client_core)
+        found = run_pinned([*before, *driver("stamped", port, model="m", **options)], client_core)
         bare = [sys.executable, "-m", "benchmarks.bare_reader", "--port", str(port), "--in-flight", str(streams)]
-        floor = run_pinned([*precedence, *bare, "--seconds", str(seconds / 2)], client_core)
+        floor = run_pinned([*before, *bare, "--seconds", str(seconds / 2)], client_core)
     own = found["added_ms"]["p50"] - floor["added_ms"]["p50"]
     return {
         "asked_per_second": rate,
@@ -110,7 +115,9 @@ def measure(*, quick: bool, first: bool) -> dict[str, Any]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for kind, number in progress.track(cells, description="measuring"):
             if kind == "engine":
-                accuracy.append(against_engine(number, (9 if quick else 24) if number > 1 else (12 if quick else 30)))
+                accuracy.append(
+                    against_engine(number, (9 if quick else 24) if number > 1 else (12 if quick else 30), first=first)
+                )
             else:
                 capacity.append(on_one_core(number, 6 if quick else 12, first=first))
         if not quick:
