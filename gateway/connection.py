@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tracing.ledger import Ledger
 
@@ -27,6 +27,7 @@ NOTSENT_LOWAT_BYTES = 2**14
 
 MAX_HEAD_BYTES = 2**16
 HEAD_SECONDS = 30.0
+MAX_UNREAD_BYTES = 64 * 2**20
 
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TCP_NOTSENT_LOWAT = 25
@@ -97,50 +98,96 @@ def _tcp_socket(transport: asyncio.Transport) -> Any:
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, with the connection in each request's scope, and limits on what comes before it.
+    """uvicorn's HTTP/1.1 protocol, with the connection in each request's scope, and limits on what surrounds a request.
 
     Headers over MAX_HEAD_BYTES are refused with 431; a connection whose headers are not complete within HEAD_SECONDS of
-    their first byte (or of the connection) is closed.
+    their first byte (or of the connection) is closed. The rest of a body that was answered without being read is thrown
+    away, so that the client, which may not listen before it has sent everything, hears the answer: up to
+    MAX_UNREAD_BYTES and for HEAD_SECONDS.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = Connection(transport)
-        self._head_bytes = 0
-        self._head_due: asyncio.TimerHandle | None = self.loop.call_later(HEAD_SECONDS, transport.close)
+        self._running: RequestResponseCycle | None = None
+        """The request that is served; `cycle` is the one that was read last, which may wait its turn."""
+        self._in_message = False
+        """Between the end of a head and the end of its body."""
+        self._dry_bytes = 0
+        """Read since the last byte of a body, or the last head."""
+        self._unread_bytes = 0
+        self._due: asyncio.TimerHandle | None = None
+        self._allow(HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_due is not None or self.cycle is None or self.cycle.response_complete:
-            # Between requests, or inside a head: what is fed now is, or begins with, headers.
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self._fits(data):
-                self.transport.write(_HEAD_TOO_LARGE)
-                self.transport.close()
-                return
+        self._dry_bytes += len(data)
+        if not self._in_message and self._dry_bytes > MAX_HEAD_BYTES and not self._fits(data):
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+            return
         super().data_received(data)
+        if self._in_message:
+            self._bound_rest(len(data))
+        elif self._due is None and (self.cycle is None or self.cycle.response_complete):
+            # The end of an unread body, or an empty line: uvicorn's timer of a connection at rest does not survive it.
+            self._allow(HEAD_SECONDS)
+
+    def _bound_rest(self, size: int) -> None:
+        """What still comes of a message does not go on for ever."""
+        if self._dry_bytes > MAX_HEAD_BYTES:  # trailers, or extensions of chunks
+            self.transport.abort()
+        elif self.cycle.response_complete:
+            self._unread_bytes += size
+            if self._unread_bytes > MAX_UNREAD_BYTES:
+                self.transport.close()
+            elif self._due is None:
+                self._allow(HEAD_SECONDS)
 
     def _fits(self, data: bytes) -> bool:
         """Whether the head ends in `data` within the limit: the rest is body."""
         end = data.find(b"\r\n\r\n")
-        return end >= 0 and self._head_bytes - len(data) + end <= MAX_HEAD_BYTES
+        return end >= 0 and self._dry_bytes - len(data) + end <= MAX_HEAD_BYTES
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[CONNECTION] = self._connection  # type: ignore[literal-required]
-        if self._head_due is None:
-            self._head_due = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        if self._due is None:
+            self._allow(HEAD_SECONDS)
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = 0
-        self._cancel_head_timer()
+        self._in_message = True
+        self._dry_bytes = self._unread_bytes = 0
+        self._cancel_timer()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._dry_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        self._cancel_timer()
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head_timer()
+        self._cancel_timer()
         self._connection.lost()
+        running = self._running
+        if running is not None and not running.response_complete:
+            # uvicorn tells it to the request that it read last alone: another one is served while that one waits.
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
 
-    def _cancel_head_timer(self) -> None:
-        if self._head_due is not None:
-            self._head_due.cancel()
-            self._head_due = None
+    def _allow(self, seconds: float) -> None:
+        """The connection is closed after that time, unless what it waits for came."""
+        self._due = self.loop.call_later(seconds, self.transport.close)
+
+    def _cancel_timer(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None

@@ -1,7 +1,10 @@
 """Strangers on both sides: clients that stall, flood and forge, upstreams that lie. Nobody else notices."""
 
 import asyncio
+import contextlib
 import json
+import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -161,6 +164,68 @@ async def test_a_head_that_never_ends_in_time_is_cut(tmp_path: Path, monkeypatch
             async with asyncio.timeout(3):
                 assert await reader.read() == b""
             writer.close()
+
+
+async def test_a_refusal_is_heard_by_a_client_that_goes_on_sending_its_body(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        size = 3 * connection.MAX_HEAD_BYTES
+        reader, writer = await raw(r, head(length=size).replace(KEY.encode(), b"wrong") + b"x" * size)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b" 401 " in answer.partition(b"\r\n")[0]
+        await reader.readexactly(int(re.search(rb"content-length: (\d+)", answer)[1]))  # type: ignore[index]
+        # The connection serves on, and nothing was said in between.
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        writer.close()
+
+
+async def test_what_comes_after_a_request_without_being_one_does_not_keep_its_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 2**20)
+    refused = head(length=2**22).replace(KEY.encode(), b"wrong")
+    healthy = b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n"
+    async with rig(tmp_path) as r:
+        for first, later in ((healthy, b"\r\n"), (refused, b"x"), (refused, b"x" * 2**21)):
+            reader, writer = await raw(r, first)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(later)
+            async with asyncio.timeout(3):
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+            writer.close()
+
+
+async def test_trailers_without_end_are_cut_off(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        reader, writer = await raw(
+            r, head(length=0).replace(b"content-length: 0", b"transfer-encoding: chunked") + b"0\r\nx: "
+        )
+        async with asyncio.timeout(3):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"y" * 10_000)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        assert (await r.ledger()).outcome is Outcome.CLIENT_CANCELLED
+        del reader
+
+
+async def test_a_client_that_leaves_with_another_request_waiting_behind_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(tmp_path) as r:
+        r.upstream.script = stream(60.0)
+        body = b'{"model":"m"}'
+        one = head(length=len(body)) + body
+        monkeypatch.setattr(logging.getLogger("uvicorn.error"), "handlers", [caplog.handler])
+        _reader, writer = await raw(r, one + one)
+        await r.upstream.asked.wait()
+        writer.close()
+        await r.upstream.cancelled.wait()
+        assert (await r.ledger()).outcome is Outcome.CLIENT_CANCELLED
+    assert caplog.text == ""
 
 
 async def test_a_body_that_stalls_is_told_so_and_let_go(tmp_path: Path) -> None:
