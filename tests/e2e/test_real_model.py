@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -42,3 +43,20 @@ def test_the_second_start_is_quick(up: Line, tmp_path_factory: pytest.TempPathFa
     with line(tmp_path_factory.mktemp("again"), ready_s=30) as again:
         assert again.model == up.model
     assert time.monotonic() - began < 60
+
+
+def test_a_load_test_of_the_model_has_exact_lengths_and_every_stage(up: Line) -> None:
+    up.environ |= {"TOKENLINE_API_KEY": up.key, "TOKENLINE_OPS_URL": up.ops_url}
+    load = ("--concurrency", "4", "--prompt-tokens", "64", "--max-output-tokens", "16", "--duration", "12s")
+    done = up.tokenline("bench", "run", "--base-url", up.base_url, *load, "--ignore-eos", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["prompt_lengths"] == "exact, by the endpoint's /tokenize"
+    (stage,) = told["stages"]
+    assert (stage["concurrency"], stage["errors"]) == (4, 0)
+    for name, tokens in (("prompt_tokens", 64), ("output_tokens", 16)):
+        assert (stage[name]["p50"], stage[name]["max"]) == (tokens, tokens)
+    assert stage["tps"] > 0
+    stages = stage["server_stages_ms"]
+    assert {"auth", "engine_queue", "engine_prefill", "engine_decode", "client_link"} <= stages.keys()
+    assert stages["engine_prefill"]["count"] == stage["ttft_ms"]["count"] > 0
