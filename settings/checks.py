@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from urllib.parse import SplitResult, urlsplit
@@ -12,6 +13,9 @@ from pydantic import SecretStr
 
 from settings.errors import SettingsError
 from settings.schema import ENGINE_UPSTREAM, Settings, UpstreamSettings
+
+_PASSWORD = re.compile(r"//.*@", re.DOTALL)
+"""User name and password of a URL, however it goes on."""
 
 
 def check_consistent(settings: Settings) -> None:
@@ -40,11 +44,14 @@ def check_startable(settings: Settings, environ: Mapping[str, str] = os.environ)
     _check_tls(settings)
     _check_otlp_token(settings)
     for upstream in settings.upstreams:
-        if upstream.api_key_env and not environ.get(upstream.api_key_env):
-            raise SettingsError(
-                f"upstream {upstream.name} takes its key from the environment variable {upstream.api_key_env}, "
-                "which is not set"
-            )
+        if upstream.api_key_env is None:
+            continue
+        key = environ.get(upstream.api_key_env)
+        where = f"upstream {upstream.name} takes its key from the environment variable {upstream.api_key_env}, which"
+        if not key:
+            raise SettingsError(f"{where} is not set")
+        if not _fits_header(key):
+            raise SettingsError(f"{where} holds a space, a line break or a character outside ASCII: no header takes it")
 
 
 def check_answerable(settings: Settings) -> None:
@@ -85,13 +92,16 @@ def is_loopback(host: str | None) -> bool:
 
 
 def _split(key: str, url: str) -> SplitResult:
+    shown = _PASSWORD.sub("//…@", url)
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise SettingsError(f"{key} = {url!r}: not a URL: {error}") from None
+        raise SettingsError(f"{key} = {shown!r}: not a URL: {_PASSWORD.sub('//…@', str(error))}") from None
+    if not url.isprintable() or " " in url:
+        raise SettingsError(f"{key} = {shown!r}: must not hold a space or a line break")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingsError(f"{key} = {url!r}: must begin with http:// or https:// and name a host")
+        raise SettingsError(f"{key} = {shown!r}: must begin with http:// or https:// and name a host")
     if parts.username or parts.password:
         raise SettingsError(f"{key}: must not hold a user name or password; keys come from the environment")
     return parts
@@ -168,10 +178,14 @@ def _check_secret(key: str, secret: SecretStr | None) -> None:
     value = secret.get_secret_value()
     if not value:
         raise SettingsError(f"{key} is empty")
-    if not value.isascii() or not value.isprintable() or " " in value:
+    if not _fits_header(value):
         raise SettingsError(
             f"{key} holds a space, a line break or a character outside ASCII, which no client can send in a header"
         )
+
+
+def _fits_header(value: str) -> bool:
+    return value.isascii() and value.isprintable() and " " not in value
 
 
 def _check_unique(table: str, names: Iterable[str]) -> None:
@@ -185,7 +199,12 @@ def _check_upstream(where: str, upstream: UpstreamSettings) -> None:
         found = "both are given" if upstream.url else "neither is given"
         raise SettingsError(f"{where}: exactly one of url and unix_socket is needed; {found}")
     if upstream.url is not None:
-        _split(f"{where}: url", upstream.url)
+        parts = _split(f"{where}: url", upstream.url)
+        if parts.query or parts.fragment:
+            raise SettingsError(f"{where}: url: must not hold ? or #, since paths are appended to it")
+    path = upstream.health_path
+    if path and (not path.startswith("/") or not _fits_header(path)):
+        raise SettingsError(f"{where}: health_path = {path!r}: must begin with / and hold no space or line break")
 
 
 def _check_plans(settings: Settings) -> None:

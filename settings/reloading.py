@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from settings.checks import check_consistent
+from settings.checks import check_answerable, check_consistent
 from settings.loader import effective_values
 from settings.schema import Settings
 
@@ -59,6 +59,7 @@ def change_of(old: Settings, new: Settings) -> Change:
     }
     settings = old.model_copy(update={**sections, **{table: getattr(new, table) for table in (*LISTS, *MAPS)}})
     check_consistent(settings)
+    check_answerable(settings)
     before, after = _entries(old), _entries(settings)
     return Change(
         settings,

@@ -66,6 +66,12 @@ def test_a_mixture_that_makes_no_sense_is_refused() -> None:
         )
 
 
+def test_a_file_that_is_just_being_written_leaves_no_gateway_without_models() -> None:
+    # An empty file is a configuration, with an engine; the gateway that runs has none.
+    with pytest.raises(SettingsError, match="nothing to answer"):
+        change_of(settings(), Settings(state_dir=Path("/state")))
+
+
 class Child:
     """A process that remembers what it was told and says what the test has it say."""
 

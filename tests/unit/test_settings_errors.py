@@ -73,6 +73,9 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None) ->
         (UPSTREAM + 'unix_socket = "/s"\n', ["exactly one", "both"]),
         ('[[upstreams]]\nname = "a"\nurl = "ftp://h"\n', ["ftp://h", "http://"]),
         ('[[upstreams]]\nname = "a"\nurl = "http://h:99999"\n', ["not a URL"]),
+        ('[[upstreams]]\nname = "a"\nurl = "http://h/v1?k=1"\n', ["url", "? or #"]),
+        ('[[upstreams]]\nname = "a"\nurl = "http://h/v1 x"\n', ["url", "space"]),
+        (UPSTREAM + 'health_path = "models"\n', ["health_path = 'models'", "begin with /"]),
         ('[[upstreams]]\nname = "a b"\nurl = "http://h"\n', ["upstreams.0.name", "A-Z"]),
         ('[[upstreams]]\nurl = "http://h"\n', ["upstreams.0.name is missing"]),
         ("[[upstreams]]\n", ["upstreams.0", "empty"]),
@@ -103,6 +106,13 @@ def test_a_bad_variable_is_refused_by_name(environ, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+@pytest.mark.parametrize("rest", ["h:99999/v1", "[/v1", "h /v1"])
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_a_password_in_a_bad_url_is_not_repeated(tmp_path, scheme, rest):
+    for text in ('[[upstreams]]\nname = "a"\nurl = "{}"\n', '[server]\nbase_url = "{}"\n'):
+        assert "pa/ss" not in refusal(tmp_path, text.format(f"{scheme}://user:pa/ss@{rest}"))
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SettingsError, match=r"none\.toml: there is no such file"):
         load_settings(tmp_path / "none.toml", {})
@@ -124,6 +134,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
                 "TOKENLINE_UPSTREAMS__0__API_KEY_ENV": "A_KEY",
             },
             ["upstream a", "A_KEY"],
+        ),
+        (
+            {
+                "TOKENLINE_UPSTREAMS__0__NAME": "a",
+                "TOKENLINE_UPSTREAMS__0__URL": "http://h",
+                "TOKENLINE_UPSTREAMS__0__API_KEY_ENV": "A_KEY",
+                "A_KEY": "sk-1\r\n",
+            },
+            ["upstream a", "A_KEY", "line break"],
         ),
     ],
 )
