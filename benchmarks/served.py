@@ -2,22 +2,24 @@
 
     python -m benchmarks.served --port P
 
-It answers as `benchmarks.wire` does, and computes nothing: what it costs is what HTTP costs an engine.
+It answers as `benchmarks.wire` does, reads a request's JSON and writes each event's and answer's, and computes nothing
+else: what it costs is what HTTP and JSON cost an engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import uvicorn
 
-from benchmarks.wire import ANSWER, STREAM_EVENTS
+from benchmarks.wire import ANSWER, EVENTS, event_bytes, json_bytes
 
-_JSON = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(ANSWER))]
-_EVENTS = [(b"content-type", b"text/event-stream")]
+_JSON = (b"content-type", b"application/json")
+_STREAM = [(b"content-type", b"text/event-stream")]
 
 
 async def app(
@@ -30,15 +32,18 @@ async def app(
         body += message.get("body", b"")
         if not message.get("more_body", False):
             break
-    if b'"stream":true' not in body:
-        await send({"type": "http.response.start", "status": 200, "headers": _JSON})
-        await send({"type": "http.response.body", "body": ANSWER})
+    request = json.loads(body or b"{}")
+    if not request.get("stream"):
+        answer = json_bytes(ANSWER)
+        length = (b"content-length", b"%d" % len(answer))
+        await send({"type": "http.response.start", "status": 200, "headers": [_JSON, length]})
+        await send({"type": "http.response.body", "body": answer})
         return
-    await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-    for event in STREAM_EVENTS:
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+    for event in EVENTS:
+        await send({"type": "http.response.body", "body": event_bytes(event), "more_body": True})
         await asyncio.sleep(0)
-    await send({"type": "http.response.body", "body": b""})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A mock upstream and a load client, as small as HTTP/1.1 allows: what is between them is what is measured.
 
-`python -m benchmarks.wire upstream --port P` answers whole or with 64 events (one when `max_tokens` is 1);
+`python -m benchmarks.wire upstream --port P` answers whole or with 64 tokens (one when `max_tokens` is 1);
 `... load ...` prints one JSON line.
 """
 
@@ -14,43 +14,51 @@ from collections import deque
 
 import uvloop
 
-EVENTS = 64
+TOKENS = 64
+"""Of every answer; a stream has an event for each, one with the finish reason, one with the usage."""
 
 
-def _event(**fields: object) -> bytes:
-    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    return b"data: " + json.dumps(head | fields, separators=(",", ":")).encode() + b"\n\n"
+def _event(**fields: object) -> dict[str, object]:
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"} | fields
 
 
-_CHUNK = _event(choices=[{"index": 0, "delta": {"content": "word "}, "finish_reason": None}])
+_WORD = _event(choices=[{"index": 0, "delta": {"content": "word "}, "finish_reason": None}])
 _LAST = _event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
-_COUNTS = {"prompt_tokens": 9, "completion_tokens": EVENTS, "total_tokens": 9 + EVENTS}
-_USAGE = _event(choices=[], usage=_COUNTS) + b"data: [DONE]\n\n"
-ANSWER = json.dumps(
-    {
-        "id": "c",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": "word " * EVENTS}, "finish_reason": "stop"}
-        ],
-        "usage": _COUNTS,
-    }
-).encode()
+_COUNTS = {"prompt_tokens": 9, "completion_tokens": TOKENS, "total_tokens": 9 + TOKENS}
+EVENTS = [*[_WORD] * TOKENS, _LAST, _event(choices=[], usage=_COUNTS)]
+_MESSAGE = {"role": "assistant", "content": "word " * TOKENS}
+ANSWER = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": _MESSAGE, "finish_reason": "stop"}],
+    "usage": _COUNTS,
+}
+
+
+def json_bytes(value: object) -> bytes:
+    """JSON without spaces."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def event_bytes(event: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json_bytes(event) + b"\n\n"
 
 
 def _chunked(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(body), body)
 
 
+_BODY = json_bytes(ANSWER)
 _WHOLE_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-    len(ANSWER),
-    ANSWER,
+    len(_BODY),
+    _BODY,
 )
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-STREAM_EVENTS = [*[_CHUNK] * EVENTS, _LAST, _USAGE]
-_STREAM_BODY = [*map(_chunked, STREAM_EVENTS[:-1]), _chunked(_USAGE) + b"0\r\n\r\n"]
+_STREAM_BODY = [_chunked(event_bytes(event)) for event in EVENTS]
+_STREAM_BODY[-1] = _chunked(event_bytes(EVENTS[-1]) + b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class _Upstream(asyncio.Protocol):
@@ -149,7 +157,7 @@ async def _serve(port: int) -> None:
 def request_bytes(path: str, key: str, stream: bool, **more: object) -> bytes:
     """One chat request as it goes over the wire; `more` are fields of its body."""
     fields = {"model": "m", "messages": [{"role": "user", "content": "Say something about the sea. " * 8}]}
-    body = json.dumps(fields | ({"stream": True} if stream else {}) | more, separators=(",", ":")).encode()
+    body = json_bytes(fields | ({"stream": True} if stream else {}) | more)
     return (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

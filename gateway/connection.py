@@ -18,6 +18,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.head_join import HeadJoin
 from tracing.ledger import Ledger
 
 CONNECTION = "tokenline.connection"
@@ -40,9 +41,11 @@ _RTT_OFFSET = 68  # tcpi_rtt of struct tcp_info, µs (linux/tcp.h)
 class Connection:
     """One client's connection; serves the requests on it in turn."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: HeadJoin) -> None:
         self._transport = transport
         self._last_write_ns = 0
+        self.has_whole_body = False
+        """Nothing is missing of the message that was read last: waiting for a body needs no time limit."""
         self._left: Callable[[], None] | None = None
         self._is_lost = False
         self._socket = _tcp_socket(transport)
@@ -65,8 +68,9 @@ class Connection:
             left()
 
     def begin(self) -> None:
-        """A new answer starts."""
+        """A new answer starts: its head is about to be written, then its body."""
         self._last_write_ns = 0
+        self._transport.hold()
 
     def before_write(self, ledger: Ledger, now_ns: int) -> None:
         """Charges the time since the previous write to the client if it has still not taken what was written then."""
@@ -91,7 +95,7 @@ class Connection:
         self._transport.abort()
 
 
-def _tcp_socket(transport: asyncio.Transport) -> Any:
+def _tcp_socket(transport: HeadJoin) -> Any:
     """The TCP socket below, None where there is none or where the kernel can't be asked about it."""
     found = transport.get_extra_info("socket") if sys.platform == "linux" else None
     return found if found is not None and found.family in (socket.AF_INET, socket.AF_INET6) else None
@@ -107,8 +111,9 @@ class Protocol(HttpToolsProtocol):
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._connection = Connection(transport)
+        joined = HeadJoin(transport)
+        super().connection_made(joined)  # type: ignore[arg-type]
+        self._connection = Connection(joined)
         self._running: RequestResponseCycle | None = None
         """The request that is served; `cycle` is the one that was read last, which may wait its turn."""
         self._in_message = False
@@ -156,6 +161,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_message = True
+        self._connection.has_whole_body = False
         self._dry_bytes = self._unread_bytes = 0
         self._cancel_timer()
         super().on_headers_complete()
@@ -166,6 +172,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_message = False
+        self._connection.has_whole_body = True
         self._cancel_timer()
         super().on_message_complete()
 

@@ -80,11 +80,14 @@ class Exchange:
         pieces: list[bytes] = []
         size = 0
         while True:
-            try:
-                async with asyncio.timeout(idle_seconds):
-                    message = await self._receive()
-            except TimeoutError:
-                raise _stalled(size, idle_seconds) from None
+            if self._connection.has_whole_body:
+                message = await self._receive()
+            else:
+                try:
+                    async with asyncio.timeout(idle_seconds):
+                        message = await self._receive()
+                except TimeoutError:
+                    raise _stalled(size, idle_seconds) from None
             if message["type"] == "http.disconnect":
                 self.ledger.client_gone = self.clock.mono_ns()
                 raise ClientLeft
