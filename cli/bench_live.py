@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from cli.errors import CliError, Exit
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def _show(run: dict[str, Any], counts: dict[str, Any], comparison: LiveCompariso
     from rich.text import Text
 
     from cli.bench_show import ms
-    from cli.output import console, say_notes
+    from cli.output import console, echo, say_notes
     from loadtest.live_layers import is_changed
     from loadtest.live_verdict import LATENCIES
 
@@ -83,5 +81,5 @@ def _show(run: dict[str, Any], counts: dict[str, Any], comparison: LiveCompariso
         for line in layer.evidence:
             out.print(f"         {line}")
     out.print()
-    typer.echo(comparison.text)
+    echo(comparison.text)
     say_notes(flagged)

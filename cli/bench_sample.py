@@ -110,11 +110,12 @@ def _nothing(_group: str, _number: int, _record: Record) -> None:
 
 def _line(group: str, number: int, record: Record) -> None:
     from cli.bench_show import ms
+    from cli.output import echo
 
     if number == 1:
         typer.echo(f"{'group':8} {'n':>4} {'prompt':>7} {'output':>7} {'TTFT ms':>9} {'TPOT ms':>9} {'total ms':>9}")
     if record.fault is not None:
-        typer.echo(f"{group:8} {number:4} {record.fault.kind}: {record.fault.detail}")
+        echo(f"{group:8} {number:4} {record.fault.kind}: {record.fault.detail}")
         return
     prompt = "-" if record.prompt_tokens is None else str(record.prompt_tokens)
     times = " ".join(f"{ms(value):>9}" for value in (record.ttft_ms, record.tpot_ms, record.e2e_ms))

@@ -93,7 +93,7 @@ def reload(ops_url: OpsUrl = None, config: Config = None, as_json: Json = False)
     Requests that run are not touched. A configuration that can't be used changes nothing.
     """
     from cli.ops import ops_client
-    from cli.output import print_json
+    from cli.output import echo, print_json
 
     found = ops_client(ops_url, config).request("POST", "/reload")
     if as_json:
@@ -110,7 +110,7 @@ def reload(ops_url: OpsUrl = None, config: Config = None, as_json: Json = False)
         )
         if found.get(name)
     ]
-    typer.echo("\n".join(lines) or "nothing is different")
+    echo("\n".join(lines) or "nothing is different")
 
 
 @app.command(

@@ -55,7 +55,7 @@ def set_key(
 ) -> None:
     """Changes what a key may do, within 5 seconds everywhere. Its secret stays."""
     from cli.keys import LIMITS, limits_in_words
-    from cli.output import print_json
+    from cli.output import echo, print_json
 
     change: Record = {} if alias is None else {"alias": alias}
     for name, text in (("team", team), ("plan", plan)):
@@ -78,7 +78,7 @@ def set_key(
         print_json(record)
         return
     models_now = ", ".join(record["models"]) or "all"
-    typer.echo(
+    echo(
         f"{record['id']} {record['alias']}: team {record.get('team') or '-'}, plan {record.get('plan') or '-'}, "
         f"models {models_now}, own limits {limits_in_words(record['limits'])}"
     )

@@ -11,6 +11,7 @@ import typer
 
 from cli import bench, config, dashboards, doctor, keys, plans, slow, up, verify, why
 from cli.errors import EXIT_CODES, CliError, Exit
+from cli.plain import plain
 from settings.errors import SettingsError
 
 app = typer.Typer(
@@ -86,5 +87,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: Exit) -> None:
-    sys.stderr.write(f"tokenline: {message}\n")
+    sys.stderr.write(plain(f"tokenline: {message}\n"))
     raise SystemExit(int(code))

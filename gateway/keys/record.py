@@ -8,6 +8,8 @@ import msgspec
 
 from gateway.keys.limits import NO_LIMITS, Limits
 
+MAX_MODELS = 1_000
+
 
 class KeyRecord(msgspec.Struct, frozen=True):
     """One key. Times are ns since 1970 UTC."""
@@ -66,6 +68,12 @@ class NewKey(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.alias.strip() or len(self.alias) > 128 or not self.alias.isprintable():
             raise ValueError("alias must be 1 to 128 printable characters")
+        if self.team is not None and (len(self.team) > 128 or not self.team.isprintable()):
+            raise ValueError("team must be at most 128 printable characters")
+        if len(self.models) > MAX_MODELS or any(
+            not 0 < len(name) <= 256 or not name.isprintable() for name in self.models
+        ):
+            raise ValueError(f"models must be at most {MAX_MODELS}, each of 1 to 256 printable characters")
         if len(self.tags) > 32 or any(not tag.strip() or len(tag) > 64 or not tag.isprintable() for tag in self.tags):
             raise ValueError("tags must be at most 32, each of 1 to 64 printable characters")
         for name, value in msgspec.structs.asdict(self.limits).items():

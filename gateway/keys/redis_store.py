@@ -71,7 +71,7 @@ class RedisKeyStore:
         return _decode(body) if body else None
 
     def show(self, id_or_alias: str) -> KeyRecord:
-        """The key with this id or alias; of several with one alias the one that works. Raises KeyNotFound."""
+        """The key with this id, else with this alias; of several the one that works. Raises KeyNotFound."""
         return _named(self.list(), id_or_alias)
 
     def alter(self, id_or_alias: str, change: KeyChange) -> KeyRecord:
@@ -149,7 +149,9 @@ def _named(found: Records, id_or_alias: str) -> KeyRecord:
     matching = [record for record in found if id_or_alias in (record.id, record.alias)]
     if not matching:
         raise key_not_found(id_or_alias)
-    return min(matching, key=lambda record: (record.revoked_ns is not None, -record.created_ns))
+    return min(
+        matching, key=lambda record: (record.id != id_or_alias, record.revoked_ns is not None, -record.created_ns)
+    )
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class KeyStore:
         return _record(row) if row else None
 
     def show(self, id_or_alias: str) -> KeyRecord:
-        """The key with this id or alias; of several with one alias the one that works. Raises KeyNotFound."""
+        """The key with this id, else with this alias; of several the one that works. Raises KeyNotFound."""
         with self._connection() as db:
             return self._named(db, id_or_alias)
 
@@ -110,7 +110,7 @@ class KeyStore:
     def _named(self, db: sqlite3.Connection, id_or_alias: str) -> KeyRecord:
         row = db.execute(
             f"SELECT {_NAMES} FROM keys WHERE id = ?1 OR alias = ?1 "  # noqa: S608
-            "ORDER BY revoked_ns IS NOT NULL, created_ns DESC",
+            "ORDER BY id <> ?1, revoked_ns IS NOT NULL, created_ns DESC",
             (id_or_alias,),
         ).fetchone()
         if row is None:

@@ -47,6 +47,11 @@ def test_both_stores_make_find_rotate_and_end_keys_alike(kind, tmp_path, redis_a
     _, again = store.create(NewKey("app"))
     assert store.show("app") == again
     assert store.find(b"x" * 32) is None
+    # An alias that is another key's id takes nothing from it.
+    store.create(NewKey(again.id))
+    assert store.show(again.id) == again
+    assert store.revoke(again.id).alias == "app"
+    assert store.revoke(again.id).alias == "app"
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])

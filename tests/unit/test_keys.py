@@ -294,10 +294,20 @@ def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"alias": " "}, {"alias": "a\nb"}, {"tags": ("",)}, {"tags": ("x",) * 33}, {"limits": Limits(0)}]
+    "fields",
+    [
+        {"alias": " "},
+        {"alias": "a\nb"},
+        {"tags": ("",)},
+        {"tags": ("x",) * 33},
+        {"limits": Limits(0)},
+        {"team": "a\x1b[2J"},
+        {"models": ("m", "")},
+        {"models": ("m\n",)},
+    ],
 )
 def test_what_no_key_can_have_is_refused(fields: dict) -> None:
-    with pytest.raises(ValueError, match=r"alias|tags|requests_per_minute"):
+    with pytest.raises(ValueError, match=r"alias|tags|requests_per_minute|team|models"):
         NewKey(**{"alias": "app", **fields})
 
 
