@@ -53,9 +53,8 @@ def show_server_stages(named: list[tuple[str, dict[str, Any]]]) -> None:
         cells = [stages.get(server_stage, {}).get(figure) for _, stages in told for figure in ("p50", "p99")]
         if any(value is not None and value >= SMALLEST_SHOWN_MS for value in cells):
             table.add_row(server_stage, *(ms(value) for value in cells))
-    table.caption = f"stages of less than {SMALLEST_SHOWN_MS:g} ms are left out"
-    table.caption_justify = "left"
     console().print(table)
+    console().print(f"stages of less than {SMALLEST_SHOWN_MS:g} ms are left out", style="dim")
 
 
 def show_explained(run: dict[str, Any]) -> None:
