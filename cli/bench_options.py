@@ -97,10 +97,10 @@ def asked_of(
     from loadtest.session import Asked
 
     key = key_of(settings.api, os.environ)
-    if ops_url and not metrics_url:
-        metrics_url = ops_url.rstrip("/") + "/metrics"
     read_gpus = gpus_of(settings.api.base_url) if settings.metrics.collect_gpu_util else None
-    return Asked(settings, key, sizes_of(mix, lengths), metrics_url, slo_of(slo), ask_server_of(ops_url), read_gpus)
+    return Asked(
+        settings, key, sizes_of(mix, lengths), metrics_url, slo_of(slo), ask_server_of(ops_url), read_gpus, ops_url
+    )
 
 
 def gpus_of(base_url: str) -> ReadGpus | None:

@@ -88,11 +88,18 @@ def gpu_figures(readings: Sequence[Mapping[str, float | None]]) -> dict[str, flo
     return figures
 
 
-async def find_page(base_url: str, given: str | None, session: aiohttp.ClientSession) -> MetricsPage | None:
-    """The page that was named, else the endpoint's own /metrics, else Tokenline's ops listener on the same host."""
+async def find_page(
+    base_url: str, given: str | None, session: aiohttp.ClientSession, ops_url: str | None = None
+) -> MetricsPage | None:
+    """The page that was named, else the endpoint's own /metrics, else Tokenline's ops listener on the same host.
+
+    `ops_url` says where that is. On another host it is somebody else's, whose figures are not the endpoint's.
+    """
     parts = urlsplit(base_url)
+    ops = ops_url.rstrip("/") if ops_url and urlsplit(ops_url).hostname == parts.hostname else None
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    guesses: Sequence[str] = (f"{parts.scheme}://{parts.netloc}/metrics", f"http://{host}:{OPS_PORT}/metrics")
+    own = f"{parts.scheme}://{parts.netloc}/metrics"
+    guesses: Sequence[str] = (own, f"{ops or f'http://{host}:{OPS_PORT}'}/metrics")
     for url in (given,) if given else guesses:
         page = MetricsPage(url, session)
         if await page.read():

@@ -37,6 +37,8 @@ class Asked:
     """Asks the gateway's ops listener, where the endpoint turns out to be one of ours."""
     read_gpus: ReadGpus | None = None
     """Where the endpoint is on this machine and it has GPUs."""
+    ops_url: str | None = None
+    """The gateway's ops listener, if the endpoint is one of ours; None: where it is by default."""
 
 
 @dataclass
@@ -74,7 +76,7 @@ async def open_bench(asked: Asked, rng: random.Random) -> AsyncIterator[Session]
                 notes.append(f"prompt lengths are {lexicon.how}")
         page = None
         if settings.metrics.collect_gpu_util:
-            page = await find_page(settings.api.base_url, asked.metrics_url, http)
+            page = await find_page(settings.api.base_url, asked.metrics_url, http, asked.ops_url)
             if page is None and asked.read_gpus is None:
                 where = asked.metrics_url or "the endpoint's /metrics and port 9464"
                 notes.append(

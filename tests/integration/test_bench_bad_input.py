@@ -10,7 +10,8 @@ from aiohttp import web
 from bench_rig import DONE, endpoint, event, kinds, load, streamed, usage
 from line_rig import free_ports
 
-from loadtest.endpoint import NotAnswered
+from loadtest.endpoint import NotAnswered, open_session
+from loadtest.page import find_page
 from settings.errors import SettingsError
 
 GOOD = (event("a"), event("b"), event(finish="stop"), usage(64, 2), DONE)
@@ -224,3 +225,17 @@ async def test_figures_of_the_engines_page_are_sampled_and_approximate_lengths_a
     assert all(sample["running"] == 3 for sample in run["samples"])
     assert run["prompt_lengths"].startswith("approximate")
     assert any("approximate" in note for note in run["notes"])
+
+
+async def test_the_page_of_an_ops_listener_is_taken_where_the_endpoint_has_none_and_is_on_the_same_host():
+    page = {"/metrics": "tokenline_engine_busy_ratio 0.5\n"}
+    async with endpoint(always(*GOOD)) as url, endpoint(always(*GOOD), pages=page) as ops, open_session() as http:
+        ops_url = ops.removesuffix("/v1")
+        found = await find_page(url, None, http, ops_url)
+        assert found is not None
+        assert found.url == ops_url + "/metrics"
+        elsewhere = await find_page(url, None, http, ops_url.replace("127.0.0.1", "localhost"))
+        assert elsewhere is None or elsewhere.url != ops_url + "/metrics"
+        own = await find_page(ops, None, http, url.removesuffix("/v1"))
+        assert own is not None
+        assert own.url == ops_url + "/metrics"
