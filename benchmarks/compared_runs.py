@@ -32,9 +32,9 @@ RUNS: dict[str, dict[str, str]] = {"on": {}, "on again": {}, "off": OFF}
 
 
 @contextmanager
-def line(environ: dict[str, str]) -> Iterator[dict[str, Any]]:
+def line(environ: dict[str, str], *arguments: str) -> Iterator[dict[str, Any]]:
     """A whole `tokenline up`; gives what it prints."""
-    command = [TOKENLINE, "up", "--json", "--device", "simulated"]
+    command = [TOKENLINE, "up", "--json", *arguments]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     try:
@@ -60,7 +60,7 @@ def measure(seconds: int, folder: str) -> dict[str, Any]:
     names = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for name, extra in progress.track(RUNS.items(), description="measuring"):
-            with line(environ | extra) as facts:
+            with line(environ | extra, "--device", "simulated") as facts:
                 client = environ | {"TOKENLINE_API_KEY": facts["key"], "TOKENLINE_OPS_URL": facts["ops_url"]}
                 command = [TOKENLINE, "bench", "run", "--base-url", facts["base_url"], *load, "--json"]
                 done = subprocess.run(command, env=client, capture_output=True, text=True, check=True)
