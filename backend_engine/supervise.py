@@ -18,6 +18,19 @@ log = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 5.0
 TERMINATE_SECONDS = 2.0
 _FOLDER = "engine-"
+_ALLOCATOR = {
+    "GLIBC_TUNABLES": ":".join(
+        (
+            "glibc.malloc.arena_max=1",
+            f"glibc.malloc.mmap_threshold={32 << 20}",
+            f"glibc.malloc.trim_threshold={1 << 40}",
+            "glibc.malloc.hugetlb=1",
+        )
+    )
+}
+"""A step on a CPU frees megabytes after each operator and asks for them again. By default glibc gives them back to the
+kernel in between, which clears every page anew: 8 % of the CPU time of a prefill. So it keeps what a step once took, in
+huge pages where there are any. Other allocators don't read this; who sets the variable decides."""
 
 
 @contextmanager
@@ -66,7 +79,7 @@ class CoreProcess:
         arguments = ("--settings", str(path), "--inbox", inbox_of(folder), "--outbox", outbox_of(folder))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "backend_engine.core.process", *arguments, stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, env=_ALLOCATOR | os.environ,
         )  # fmt: skip
         return cls(process)
 

@@ -10,11 +10,22 @@ from __future__ import annotations
 import platform
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 _X86 = ("x86_64", "AMD64")
 _ROWS = 32
 """Batch size that the layout is asked for. From 1 to 1024 rows, none was better served by a layout of its own."""
+
+
+def kernel_rows(rows: int) -> int:
+    """The number of rows that a kernel is made for: at most an eighth more than asked for.
+
+    oneDNN makes a kernel for every number of rows it meets and keeps it for good, some 600 kB each. Prompts come in all
+    lengths, so without this the process would grow by gigabytes.
+    """
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
 
 
 class PackedLinear(nn.Module):
@@ -29,8 +40,14 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
-        return out
+        count = rows.shape[:-1].numel()
+        missing = kernel_rows(count) - count
+        if not missing:
+            whole: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
+            return whole
+        filled = F.pad(rows.reshape(count, -1), (0, 0, 0, missing))
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._packed, self.bias, "none", [], "")
+        return out[:count].view(*rows.shape[:-1], -1)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -8,7 +8,7 @@ import transformers
 from engine_support import TINY_MODELS
 from torch import nn
 
-from backend_engine.models.packing import PackedLinear, can_pack, pack_linears
+from backend_engine.models.packing import PackedLinear, can_pack, kernel_rows, pack_linears
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32, torch.device("cpu")), reason="no kernels for this machine")
 
@@ -18,7 +18,7 @@ def test_a_packed_model_gives_the_same_logits_whatever_the_number_of_rows() -> N
     model = transformers.AutoModelForCausalLM.from_config(TINY_MODELS["llama with grouped queries"]()).eval()
     linears = sum(type(module) is nn.Linear for module in model.modules())
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    tokens = [torch.randint(0, 97, (1, count)) for count in (1, 5, 200)]
+    tokens = [torch.randint(0, 97, (1, count)) for count in (1, 5, 33, 201)]
     with torch.inference_mode():
         own = [model(given).logits for given in tokens]
         assert pack_linears(model) == weight_bytes
@@ -64,3 +64,10 @@ def test_only_what_has_kernels_is_packed() -> None:
     assert not can_pack(torch.bfloat16, torch.device("cpu"))
     assert not can_pack(torch.float64, torch.device("cpu"))
     assert not can_pack(torch.float32, torch.device("cuda"))
+
+
+def test_kernels_are_made_for_few_numbers_of_rows_none_much_larger_than_asked_for() -> None:
+    sizes = {rows: kernel_rows(rows) for rows in range(1, 2049)}
+    assert all(rows <= size <= rows + rows / 8 for rows, size in sizes.items())
+    assert [sizes[rows] for rows in (1, 8, 15, 17, 32, 135, 2048)] == [1, 8, 15, 18, 32, 144, 2048]
+    assert len(set(sizes.values())) < 80
