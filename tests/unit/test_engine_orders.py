@@ -75,8 +75,8 @@ def tiny_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
 
 def test_answers_do_not_depend_on_the_order_of_the_loop_with_a_model(tiny_device: Device) -> None:
     """The oracle is the loop in order, with nobody aborted."""
-    happened = compare_orders(tiny_device, SEEDS[:40])
-    assert happened.preemptions > 3
-    assert happened.hits > 60
-    assert happened.ooms > 20
-    assert happened.aborts > 30
+    happened = compare_orders(tiny_device, SEEDS[:24])
+    assert happened.preemptions > 1
+    assert happened.hits > 30
+    assert happened.ooms > 10
+    assert happened.aborts > 15
