@@ -13,7 +13,7 @@ import msgspec
 from loadtest.endpoint import Endpoint
 from loadtest.record import Fault, Record
 from loadtest.settings import BenchSettings
-from loadtest.stream import StreamReader, check_tokens, shown, take_figures, take_text
+from loadtest.stream import StreamReader, check_tokens, readable, shown, take_figures, take_text
 from loadtest.workload import Prompt
 from protocol.headers import REQUEST_ID, TOKENLINE_REQUEST_ID
 from protocol.ids import LOAD_TEST_PREFIX
@@ -23,6 +23,7 @@ from tracing.clock import Clock
 SHOWN_BYTES = 4096
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
+MAX_ID = 256
 
 
 class LoadClient:
@@ -82,18 +83,20 @@ class LoadClient:
         try:
             async with self._endpoint.session.post(self._endpoint.chat_url, data=body, headers=headers) as response:
                 record.first_byte_ns = self._clock.mono_ns()
-                record.gateway_id = response.headers.get(TOKENLINE_REQUEST_ID)
-                record.request_id = record.gateway_id or response.headers.get(REQUEST_ID)
+                record.gateway_id = _header(response, TOKENLINE_REQUEST_ID)
+                record.request_id = record.gateway_id or _header(response, REQUEST_ID)
                 if response.status != 200:
                     return await _refusal(response)
                 if self._settings.workload.stream:
                     return await self._read_stream(response, record)
                 return await self._read_whole(response, record)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.InvalidURL) as error:
-            return Fault("unreachable", str(error), may_retry=True)
+            return Fault("unreachable", readable(str(error)), may_retry=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # A stream that has begun can't be asked for again: its times would be those of two answers.
-            return Fault("broken_stream", f"{type(error).__name__}: {error}", may_retry=not record.first_token_ns)
+            return Fault(
+                "broken_stream", readable(f"{type(error).__name__}: {error}"), may_retry=not record.first_token_ns
+            )
 
     async def _read_stream(self, response: aiohttp.ClientResponse, record: Record) -> Fault | None:
         if response.content_type != "text/event-stream":
@@ -161,9 +164,15 @@ async def _refusal(response: aiohttp.ClientResponse) -> Fault:
 
 def _retry_after(response: aiohttp.ClientResponse) -> float:
     try:
-        return min(max(float(response.headers.get("retry-after", 0)), 0.0), LONGEST_PAUSE_S)
+        seconds = float(response.headers.get("retry-after", 0))
     except ValueError:
         return 0.0
+    return min(seconds, LONGEST_PAUSE_S) if seconds > 0 else 0.0  # what is no number is not over 0 either
+
+
+def _header(response: aiohttp.ClientResponse, name: str) -> str | None:
+    value = response.headers.get(name)
+    return None if value is None else readable(value)[:MAX_ID]
 
 
 def _where(record: Record) -> str:

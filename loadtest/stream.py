@@ -121,6 +121,11 @@ def check_tokens(record: Record) -> Fault | None:
     return None if events or record.usage_tokens else Fault("no_tokens", "neither an event nor the usage has a token")
 
 
+def readable(text: str) -> str:
+    """What aiohttp made of a server's header, where bytes that are no UTF-8 became what nobody can write down."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def shown(data: bytes) -> str:
     """The beginning of what a server said, in one line."""
     text = " ".join(data[: 4 * _SHOWN].decode("utf-8", "replace").split())

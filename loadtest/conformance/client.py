@@ -13,6 +13,7 @@ import msgspec
 
 from loadtest.conformance.reading import is_error, reasoning_in, text_in, usage_in
 from loadtest.scripted.script import Script, body_of
+from loadtest.stream import readable
 from protocol.sse import EventSplitter, event_data
 from tracing.clock import Clock
 
@@ -173,7 +174,7 @@ class Client:
             ) as response:
                 answer.headers_ns = self._clock.mono_ns()
                 answer.status = response.status
-                answer.headers = {name.lower(): value for name, value in response.headers.items()}
+                answer.headers = {name.lower(): readable(value) for name, value in response.headers.items()}
                 await read_answer(response, answer, self._clock, leave)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             answer.broken = type(error).__name__

@@ -13,7 +13,7 @@ import msgspec
 
 from loadtest.conformance.client import Answer, read_answer
 from loadtest.doctor.given import Surface, masked
-from loadtest.stream import shown
+from loadtest.stream import readable, shown
 from tracing.clock import Clock
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -121,7 +121,7 @@ class Asker:
 
     def shown(self, text: str) -> str:
         """What a server said, in one line, fit to be printed."""
-        return masked(shown(text.encode()), self._key)
+        return masked(shown(text.encode("utf-8", "replace")), self._key)
 
     async def get(self, url: str, *, with_key: bool = True) -> Reply:
         """What GET gives; a redirect is not followed. Never raises for what the endpoint does."""
@@ -145,7 +145,7 @@ class Asker:
                 reply.headers_ns = self._clock.mono_ns()
                 reply.wall_ns = (before_wall_ns + self._clock.wall_ns()) // 2
                 reply.status = response.status
-                reply.headers = {name.lower(): value for name, value in response.headers.items()}
+                reply.headers = {name.lower(): readable(value) for name, value in response.headers.items()}
                 await read_answer(response, reply, self._clock, lambda so_far: _size(so_far) > MAX_BODY_BYTES)
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             reply.broken = type(error).__name__

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import ClassVar
 
 import pytest
 from aiohttp import web
 from bench_rig import DONE, endpoint, event, kinds, load, streamed, usage
 from line_rig import free_ports
 
+from loadtest.client import LONGEST_PAUSE_S, _retry_after
 from loadtest.endpoint import NotAnswered, open_session
 from loadtest.page import find_page
 from settings.errors import SettingsError
@@ -239,3 +241,11 @@ async def test_the_page_of_an_ops_listener_is_taken_where_the_endpoint_has_none_
         own = await find_page(ops, None, http, url.removesuffix("/v1"))
         assert own is not None
         assert own.url == ops_url + "/metrics"
+
+
+@pytest.mark.parametrize("wish", ["nan", "-inf", "inf", "soon", "-3"])
+def test_a_wish_to_wait_that_is_no_number_of_seconds_is_waited_for_at_most_briefly(wish: str) -> None:
+    class Refusal:
+        headers: ClassVar = {"retry-after": wish}
+
+    assert _retry_after(Refusal()) in (0.0, LONGEST_PAUSE_S)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -96,6 +97,20 @@ async def test_a_redirect_is_followed_by_the_doctor_alone() -> None:
         assert seen.troubles == ["path_redirects"]
         assert seen["path_redirects"].values["right"] == f"{server.origin}/v1"
     assert seen.codes("answer") == ["answer_came"]
+
+
+async def test_headers_that_are_no_text_are_told_as_far_as_they_are() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\x9b2J\r\nserver: \xff\r\ncontent-length: 0\r\n\r\n"
+        )
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        seen = await doctor(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    assert seen.troubles == ["path_redirects"]
+    repr(seen["path_redirects"].values).encode()
 
 
 async def test_a_key_is_not_taken_along_to_another_host() -> None:
