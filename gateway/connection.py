@@ -29,6 +29,8 @@ NOTSENT_LOWAT_BYTES = 2**14
 MAX_HEAD_BYTES = 2**16
 HEAD_SECONDS = 30.0
 MAX_UNREAD_BYTES = 64 * 2**20
+MAX_PIPELINED = 64
+"""Requests of one connection that may wait for their turn: each costs a hundred times what it takes to send it."""
 
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TCP_NOTSENT_LOWAT = 25
@@ -107,7 +109,7 @@ class Protocol(HttpToolsProtocol):
     Headers over MAX_HEAD_BYTES are refused with 431; a connection whose headers are not complete within HEAD_SECONDS of
     their first byte (or of the connection) is closed. The rest of a body that was answered without being read is thrown
     away, so that the client, which may not listen before it has sent everything, hears the answer: up to
-    MAX_UNREAD_BYTES and for HEAD_SECONDS.
+    MAX_UNREAD_BYTES and for HEAD_SECONDS. Who sends more than MAX_PIPELINED requests ahead is cut off.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -121,6 +123,7 @@ class Protocol(HttpToolsProtocol):
         self._dry_bytes = 0
         """Read since the last byte of a body, or the last head."""
         self._unread_bytes = 0
+        self._is_flooded = False
         self._due: asyncio.TimerHandle | None = None
         self._allow(HEAD_SECONDS)
 
@@ -131,7 +134,9 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
             return
         super().data_received(data)
-        if self._in_message:
+        if self._is_flooded:
+            self.transport.abort()
+        elif self._in_message:
             self._bound_rest(len(data))
         elif self._due is None and (self.cycle is None or self.cycle.response_complete):
             # The end of an unread body, or an empty line: uvicorn's timer of a connection at rest does not survive it.
@@ -164,7 +169,12 @@ class Protocol(HttpToolsProtocol):
         self._connection.has_whole_body = False
         self._dry_bytes = self._unread_bytes = 0
         self._cancel_timer()
+        self._is_flooded = len(self.pipeline) >= MAX_PIPELINED
+        if self._is_flooded:
+            return
         super().on_headers_complete()
+        if self.pipeline:
+            self.flow.resume_reading()  # uvicorn stops here, and would not hear that the client leaves
 
     def on_body(self, body: bytes) -> None:
         self._dry_bytes = 0

@@ -35,7 +35,7 @@ OUTCOMES = {401: Outcome.AUTH_ERROR, 403: Outcome.AUTH_ERROR, 429: Outcome.RATE_
 
 
 FAREWELL_SECONDS = 5.0
-"""For an error to be taken by a client that may not be reading."""
+"""For an error, or an answer of the gateway's own, to be taken by a client that may not be reading."""
 _KEY_IN_PATH = re.compile(r"sk-[A-Za-z0-9_-]+")
 
 
@@ -44,7 +44,7 @@ class ClientLeft(Exception):
 
 
 class ClientTooSlow(Exception):
-    """The client took nothing of its answer for server.client_write_timeout_seconds."""
+    """The client took nothing of its answer for server.client_write_timeout_seconds, or FAREWELL_SECONDS."""
 
 
 class Exchange:
@@ -147,10 +147,14 @@ class Exchange:
             ledger.finish = self.clock.mono_ns()
 
     async def answer_json(self, body: bytes, status: int = 200, headers: Headers | None = None) -> None:
-        """Sends a whole JSON answer."""
+        """Sends a whole JSON answer. Raises ClientTooSlow when the client takes nothing of what waits before it."""
         length = (b"content-length", b"%d" % len(body))
-        await self.start(status, [(b"content-type", b"application/json"), length, *(headers or ())])
-        await self.write(body, last=True)
+        try:
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self.start(status, [(b"content-type", b"application/json"), length, *(headers or ())])
+                await self.write(body, last=True)
+        except TimeoutError:
+            raise ClientTooSlow from None
 
     async def fail(self, error: ApiError) -> None:
         """Answers with an error; once the answer has begun, as one event and the end."""
@@ -163,7 +167,7 @@ class Exchange:
                 else:
                     body = self.errors.body(error, ledger.request_id)
                     await self.answer_json(body, error.status, error.headers())
-        except TimeoutError:
+        except (TimeoutError, ClientTooSlow):
             await self.abort()
 
     async def abort(self) -> None:

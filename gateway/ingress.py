@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.client_clock import TrustedProxies, request_start_ns
-from gateway.exchange import Exchange, Receive, Scope, Send
+from gateway.connection import CONNECTION
+from gateway.exchange import FAREWELL_SECONDS, Exchange, Receive, Scope, Send
 from gateway.lag import LoopLag
 from gateway.reporter import Reporter
 from tracing.clock import Clock
@@ -42,8 +44,11 @@ class Ingress:
         self._worker = worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in UNTRACED:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["path"] in UNTRACED:
+            await self._answer_untraced(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send, self._clock, self._worker, self._lag)
         scope[EXCHANGE] = exchange
@@ -58,3 +63,11 @@ class Ingress:
         finally:
             del self._unanswered[ledger.request_id]
             self._reporter.closed(exchange.close())
+
+    async def _answer_untraced(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self._app(scope, receive, send)
+        except TimeoutError:
+            scope[CONNECTION].abort()
+            await asyncio.sleep(0)  # uvicorn hears of the loss, and misses no answer

@@ -5,13 +5,14 @@ import contextlib
 import json
 import logging
 import re
+import socket
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from gateway_rig import DONE, KEY, Rig, chunk, rig, stream, whole
 
-from gateway import connection
+from gateway import connection, exchange
 from gateway.reporter import Reporter
 from tracing.ledger import Outcome
 
@@ -226,6 +227,51 @@ async def test_a_client_that_leaves_with_another_request_waiting_behind_is_no_er
         await r.upstream.cancelled.wait()
         assert (await r.ledger()).outcome is Outcome.CLIENT_CANCELLED
     assert caplog.text == ""
+
+
+async def test_a_few_requests_sent_ahead_are_answered_in_turn_and_a_flood_of_them_is_cut_off(tmp_path: Path) -> None:
+    one = b"GET /api/hello HTTP/1.1\r\nhost: h\r\n\r\n"
+    async with rig(tmp_path) as r:
+        reader, writer = await raw(r, one * connection.MAX_PIPELINED)
+        for _ in range(connection.MAX_PIPELINED):
+            assert b" 200 " in await reader.readuntil(b"\r\n")
+            await reader.readuntil(b'{"message":"hello"}')
+        writer.close()
+        reader, writer = await raw(r, one * 2000)
+        async with asyncio.timeout(3):
+            with contextlib.suppress(ConnectionError):
+                assert (await reader.read()).count(b" 200 ") < 2000
+        writer.close()
+
+
+async def test_a_client_that_reads_no_answer_of_the_gateways_own_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "WRITE_LIMIT_BYTES", 2**12)
+    async with rig(tmp_path) as r:
+        _reader, writer = await raw(r, b"")
+        writer.transport.pause_reading()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        writer.write(b"GET /api/openapi.json HTTP/1.1\r\nhost: h\r\n\r\n" * connection.MAX_PIPELINED)
+        async with asyncio.timeout(5):
+            while "client_too_slow" not in [ledger.error_code for ledger in await r.observer.closed(0)]:
+                await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+
+async def test_a_client_that_sends_another_request_and_leaves_is_noticed_at_once(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.upstream.script = stream(60.0)
+        body = b'{"model":"m"}'
+        one = head(length=len(body)) + body
+        _reader, writer = await raw(r, one)
+        await r.upstream.asked.wait()
+        writer.write(one)
+        await asyncio.sleep(0.05)
+        writer.close()
+        async with asyncio.timeout(3):
+            await r.upstream.cancelled.wait()
 
 
 async def test_a_body_that_stalls_is_told_so_and_let_go(tmp_path: Path) -> None:
