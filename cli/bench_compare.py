@@ -129,9 +129,10 @@ def _show(
     from rich.table import Table
     from rich.text import Text
 
-    from cli.bench_show import ms
+    from cli.bench_show import interval_of, ms
     from cli.output import console, say_notes
     from loadtest.compare import moved
+    from loadtest.digits import four_digits
 
     out = console()
     out.print(f"A {first['run']}, B {second['run']}: {first['base_url']}, model {first['model']}")
@@ -142,7 +143,7 @@ def _show(
             table.add_column(name, justify="left" if name in (stage, "") else "right", no_wrap=True)
         for found in (one for one in differences if one.stage == stage and _is_shown(one)):
             share = "-" if found.share is None else f"{found.share:+.1%}"
-            interval = "-" if found.low is None or found.high is None else f"{found.low:+.4g} to {found.high:+.4g}"
+            interval = interval_of(found.low, found.high)
             verdict = Text(found.verdict, styles.get(found.verdict, "dim"))
             table.add_row(found.metric, ms(found.a), ms(found.b), share, interval, verdict)
         out.print(table)
@@ -151,7 +152,7 @@ def _show(
         out.print("no difference: none is both sure and large enough to matter")
     for stage, found in moved(differences).items():
         name = found.metric.removesuffix("_p50")
-        out.print(f"{stage}: {name} moved most, by {found.change:+.4g} ms at P50")
+        out.print(f"{stage}: {name} moved most, by {four_digits(found.change, '+')} ms at P50")
     for rule, found in failed:
         out.print(Text(f"fails {rule.text}: {found.stage}, {found.a:g} to {found.b:g}", "bold red"))
     say_notes(flagged)

@@ -50,7 +50,7 @@ def _show(run: dict[str, Any], counts: dict[str, Any], comparison: LiveCompariso
     from rich.table import Table
     from rich.text import Text
 
-    from cli.bench_show import ms
+    from cli.bench_show import interval_of, ms
     from cli.output import console, echo, say_notes
     from loadtest.live_layers import is_changed
     from loadtest.live_verdict import LATENCIES
@@ -68,7 +68,7 @@ def _show(run: dict[str, Any], counts: dict[str, Any], comparison: LiveCompariso
     for size in comparison.sizes:
         for found in (one for name in LATENCIES if (one := size.difference(name)) is not None):
             share = "-" if found.share is None else f"{found.share:+.1%}"
-            interval = "-" if found.low is None or found.high is None else f"{found.low:+.4g} to {found.high:+.4g}"
+            interval = interval_of(found.low, found.high)
             changed = is_changed(found)
             verdict = Text("changed" if changed else "no change", "bold red" if changed else "dim")
             shown = "" if size.size == before else size.size

@@ -125,12 +125,12 @@ def _line(group: str, number: int, record: Record) -> None:
 def _show(run: dict[str, Any], file: Path) -> None:
     from rich.text import Text
 
-    from cli.bench_show import beside, figures_table, show_explained, show_server_stages
+    from cli.bench_show import beside, show_explained, show_figures, show_server_stages
     from cli.output import console, say, say_notes
 
     out = console()
     out.print()
-    out.print(figures_table([(stage["group"], stage) for stage in run["stages"]]))
+    show_figures([(stage["group"], stage) for stage in run["stages"]])
     show_server_stages([(stage["group"], stage) for stage in run["stages"]])
     for stage in run["stages"]:
         for line in beside(stage):

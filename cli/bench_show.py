@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.output import console, say, say_notes
+from loadtest.digits import four_digits
 
 SMALLEST_SHOWN_MS = 0.1
 KEPT_APART = ("requests", "samples", "timeline")
@@ -30,7 +31,7 @@ def show_run(run: dict[str, Any], file: Path) -> None:
         out.print(f"stage {number}: {_headline(stage)}")
         for line in beside(stage):
             out.print(f"  {line}")
-    out.print(figures_table([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)]))
+    show_figures([(f"stage {number}", stage) for number, stage in enumerate(run["stages"], 1)])
     show_server_stages([(str(number), stage) for number, stage in enumerate(run["stages"], 1)])
     show_explained(run)
     say_notes(run["notes"])
@@ -47,7 +48,7 @@ def show_server_stages(named: list[tuple[str, dict[str, Any]]]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("the server's stages, ms", no_wrap=True)
     for name, _ in told:
-        table.add_column(f"{name} P50", justify="right", no_wrap=True)
+        table.add_column(f"{name} P50" if len(told) > 1 else "P50", justify="right", no_wrap=True)
         table.add_column("P99", justify="right", no_wrap=True, min_width=4)
     for server_stage in dict.fromkeys(one for _, stages in told for one in stages):
         cells = [stages.get(server_stage, {}).get(figure) for _, stages in told for figure in ("p50", "p99")]
@@ -65,7 +66,7 @@ def show_explained(run: dict[str, Any]) -> None:
         console().print(Text(f"{entry['count']} x {entry['kind']}: {entry['meaning']}{example}", style))
 
 
-def figures_table(named: list[tuple[str, dict[str, Any]]]) -> Table:
+def show_figures(named: list[tuple[str, dict[str, Any]]]) -> None:
     """Percentiles of every stage's or group's times, in ms."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", "ms", "P50", "P90", "P95", "P99", "max", "mean*", "of"):
@@ -77,9 +78,8 @@ def figures_table(named: list[tuple[str, dict[str, Any]]]) -> Table:
             cells = (ms(spread[figure]) for figure in ("p50", "p90", "p95", "p99", "max", "mean"))
             table.add_row(shown, label, *cells, str(spread["count"]))
             shown = ""
-    table.caption = "* the mean is for reference only"
-    table.caption_justify = "left"
-    return table
+    console().print(table)
+    console().print("* the mean is for reference only", style="dim")
 
 
 def _headline(stage: dict[str, Any]) -> str:
@@ -121,3 +121,8 @@ def ms(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def interval_of(low: float | None, high: float | None) -> str:
+    """The bounds of a difference in a table's cell."""
+    return "-" if low is None or high is None else f"{four_digits(low, '+')} to {four_digits(high, '+')}"

@@ -8,7 +8,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from cli.output import console, say
+from cli.output import say
+from cli.tables import print_whole
 from loadtest.conformance.finding import Finding, Report
 
 STYLES = {"pass": "green", "fail": "bold red", "skip": "dim"}
@@ -24,7 +25,6 @@ def as_builtins(report: Report) -> dict[str, Any]:
 
 def show_report(report: Report) -> None:
     """One table, and a line that sums it up."""
-    out = console()
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for name in ("case", "check", "result", "seen", "wanted"):
         table.add_column(name, overflow="fold")
@@ -35,7 +35,7 @@ def show_report(report: Report) -> None:
         table.add_row(
             shown, finding.check, Text(finding.result, STYLES[finding.result]), _seen(finding), finding.wanted
         )
-    out.print(table)
+    print_whole(table)
     if report.published:
         say("read on the page: " + ", ".join(f"{figure} as {name}" for figure, name in report.published.items()))
     passed = sum(finding.result == "pass" for finding in report.findings)

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadtest.digits import four_digits
+
 TTFT_GOOD, TTFT_MOST = 3.0, 5.0
 """P99 TTFT over P50: up to the first healthy, up to the second to be watched, beyond it not healthy."""
 TPOT_MOST = 10.0
@@ -39,7 +41,7 @@ def _ratio(group: str, rule: str, spread: dict[str, Any], good: float, most: flo
     count, p50, p99 = spread["count"], spread["p50"], spread["p99"]
     if not count or not p50:
         return Health(group, rule, "unknown", "no sample")
-    seen = f"P50 {p50:.4g} ms, P99 {p99:.4g} ms: {p99 / p50:.2f} times"
+    seen = f"P50 {four_digits(p50)} ms, P99 {four_digits(p99)} ms: {p99 / p50:.2f} times"
     if count < FEWEST:
         return Health(group, rule, "unknown", f"{seen}, but of {count} requests; {FEWEST} are needed")
     ratio = p99 / p50

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.compare import Difference
+from loadtest.digits import four_digits
 from loadtest.live import ENOUGH, TRAFFIC, SizeFound
 from loadtest.server_side import LATE_STAGES, ServerSide
 
@@ -222,7 +223,7 @@ def _goes_with_work(size: SizeFound, layers: dict[str, Layer], stage: str, ms: f
 
 def _told(found: Difference) -> str:
     share = "" if found.share is None else f" ({found.share:+.0%})"
-    return f"{found.stage}: {found.metric} {found.a:.4g} then, {found.b:.4g} now{share}"
+    return f"{found.stage}: {found.metric} {four_digits(found.a)} then, {four_digits(found.b)} now{share}"
 
 
 def _names(sizes: Sequence[SizeFound]) -> str:

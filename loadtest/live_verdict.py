@@ -10,6 +10,7 @@ import msgspec
 
 from loadtest.bootstrap import CONFIDENCE
 from loadtest.compare import Difference
+from loadtest.digits import four_digits
 from loadtest.figures import rounded
 from loadtest.live import ENOUGH, SizeFound, baseline_of, compare_sizes
 from loadtest.live_layers import LAYERS, Layer, is_changed, layers_of, shares_of
@@ -64,8 +65,8 @@ class LiveComparison(msgspec.Struct, frozen=True):
             most = max(self.latencies, key=lambda one: abs(one.share or 0.0))
             verb = "more" if most.change > 0 else "less"
             head = (
-                f"{most.metric} of {most.stage} prompts: {most.b:.4g} ms in live traffic, {most.a:.4g} ms in the run, "
-                f"{abs(most.share or 0.0):.0%} {verb}. "
+                f"{most.metric} of {most.stage} prompts: {four_digits(most.b)} ms in live traffic, "
+                f"{four_digits(most.a)} ms in the run, {abs(most.share or 0.0):.0%} {verb}. "
             )
             head += (
                 "What was measured does not tell which layer it was."

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from loadtest.compare import stage_name
+from loadtest.digits import four_digits
 from loadtest.health import FEWEST, TPOT_MOST, TTFT_GOOD, TTFT_MOST
 from loadtest.server_side import LATE_STAGES
 
@@ -60,7 +61,9 @@ def _failures(stages: Sequence[Mapping[str, Any]]) -> Iterator[Remark]:
             share = goodput["share"]
             mood: Mood = "plain" if share is None else "good" if share >= 0.99 else "watch" if share >= 0.9 else "bad"
             told = "" if share is None else f", {share:.1%} of those due"
-            yield Remark(mood, f"{stage_name(dict(stage))}: {goodput['rps']:.4g} requests/s{told} met {wanted}.")
+            yield Remark(
+                mood, f"{stage_name(dict(stage))}: {four_digits(goodput['rps'])} requests/s{told} met {wanted}."
+            )
 
 
 def _fullness(stages: Sequence[Mapping[str, Any]]) -> Iterator[Remark]:
@@ -72,7 +75,7 @@ def _fullness(stages: Sequence[Mapping[str, Any]]) -> Iterator[Remark]:
         more_load, more_tokens = loads[1] / loads[0] - 1, after["tps"] / before["tps"] - 1
         names = f"From {stage_name(dict(before))} to {stage_name(dict(after))}"
         ttft = [stage["ttft_ms"]["p50"] for stage in (before, after)]
-        waits = f", TTFT P50 went from {ttft[0]:.4g} to {ttft[1]:.4g} ms" if all(ttft) else ""
+        waits = f", TTFT P50 went from {four_digits(ttft[0])} to {four_digits(ttft[1])} ms" if all(ttft) else ""
         is_full = more_tokens < FULL_GAIN * more_load
         verdict = ": it is full; more load only waits" if is_full else ""
         yield Remark(
@@ -101,7 +104,7 @@ def _where(stage: Mapping[str, Any]) -> Iterator[Remark]:
     if means and stage["ttft_ms"]["count"]:
         largest = max(means, key=lambda part: means[part])
         share = means[largest] / sum(means.values())
-        yield Remark("plain", f"{name}: {share:.0%} of the mean TTFT is {largest} ({means[largest]:.4g} ms).")
+        yield Remark("plain", f"{name}: {share:.0%} of the mean TTFT is {largest} ({four_digits(means[largest])} ms).")
     engine = stage["engine"] or {}
     busy = engine.get("gpu_utilization", engine.get("busy"))
     if busy is not None:
