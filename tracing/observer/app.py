@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from tracing.observer.admin_key import is_key, offered_key
 from tracing.observer.core import Observer
+from tracing.observer.door import ADMIN, Door, error_answer
 from tracing.observer.lookup import requests_with_id, slowest_requests
 from tracing.observer.samples import MAX_IDS, live_samples, samples_of
 from tracing.observer.scrape import MetricsPage
@@ -36,7 +36,8 @@ def ops_app(
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.include_router(_open_routes(observer, metrics))
-    admin = APIRouter(prefix="/admin/v1", dependencies=[Depends(_admin_key(admin_key_hash))])
+    app.add_middleware(Door, admin_key_hash=admin_key_hash)
+    admin = APIRouter(prefix=ADMIN)
     admin.include_router(_request_routes(observer))
     for router in routers:
         admin.include_router(router)
@@ -129,44 +130,15 @@ def _request_routes(observer: Observer) -> APIRouter:
     return router
 
 
-def _admin_key(expected_hash: bytes) -> Any:
-    """A dependency that lets only the admin key in."""
-
-    def check(request: Request) -> None:
-        offered = offered_key(request.headers)
-        if not offered:
-            raise HTTPException(
-                401,
-                "the admin API wants the admin key, as `Authorization: Bearer KEY` or `x-api-key: KEY`; "
-                "`tokenline up` prints where it is kept",
-                {"WWW-Authenticate": "Bearer"},
-            )
-        if not is_key(offered, expected_hash):
-            raise HTTPException(
-                401,
-                "this is not the admin key of this gateway (a tenant's key does not open the admin API)",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    return check
-
-
-_CODES = {401: "unauthorized", 404: "not_found", 405: "method_not_allowed", 409: "conflict", 422: "invalid_request"}
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     message = error.detail
     if error.status_code == 404 and message == "Not Found":
         message = f"there is nothing at {request.url.path}; the admin API is under /admin/v1, metrics are at /metrics"
-    return _error(error.status_code, message, error.headers)
+    return error_answer(error.status_code, message, dict(error.headers or {}))
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = (f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors())
-    return _error(422, "; ".join(faults), None)
-
-
-def _error(status: int, message: str, headers: Any) -> JSONResponse:
-    return JSONResponse({"error": {"code": _CODES.get(status, "error"), "message": message}}, status, headers)
+    return error_answer(422, "; ".join(faults))
