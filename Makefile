@@ -65,6 +65,7 @@ bench: setup ## our own measurements (some minutes; ARGS=--quick for the short f
 	$(BIN)/python -m benchmarks.observer_throughput
 	$(BIN)/python -m benchmarks.metrics_page
 	$(BIN)/python -m benchmarks.keys
+	$(BIN)/python -m benchmarks.engine_speed $(ARGS)
 	$(BIN)/python -m benchmarks.client_accuracy $(ARGS)
 	$(BIN)/python -m benchmarks.open_streams
 
