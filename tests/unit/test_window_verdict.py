@@ -201,6 +201,13 @@ def test_an_empty_window_says_so(tmp_path):
     assert view["verdict"]["text"] == "No request that ended well began in the last 1h for m."
 
 
+def test_a_window_of_unknown_cause_leads_to_its_slowest_and_not_to_itself(tmp_path):
+    view = view_of(tmp_path, [request(number) for number in range(3)])
+    assert (view["verdict"]["cause"], view["verdict"]["action_id"]) == ("unknown", "gather_evidence")
+    assert "--window" not in view["verdict"]["action"]
+    assert "`tokenline why ID`" in view["verdict"]["action"]
+
+
 def test_a_window_in_which_nothing_ended_well_says_why_not(tmp_path):
     made = [request(number) for number in range(4)]
     for one in made:

@@ -18,7 +18,7 @@ from tracing.observer.core import Observer
 from tracing.observer.evidence import SLOW_RATIO
 from tracing.observer.ranks import quantile
 from tracing.observer.rows import Row
-from tracing.observer.texts import Language
+from tracing.observer.texts import Language, write
 from tracing.observer.verdict import Judge, Judged
 from tracing.observer.window_evidence import correlations, features_of, goes_with
 from tracing.observer.window_rows import Line, WindowRows, slowest
@@ -200,11 +200,18 @@ def _verdict(
     share = next((one["share"] for one in view["causes"] if one["cause"] == cause), 0.0)
     return {
         "cause": cause,
-        "action": judge.advice(example, language) if example else None,
+        "action": _action(example, judge, language) if example else None,
         "action_id": example.finding.remedy.action if example else None,
         "confidence": _confidence(share, judged, cause),
         "text": window_story(view, language, window),
     }
+
+
+def _action(example: Judged, judge: Judge, language: Language) -> str:
+    """What to do; where no cause is known, not the window's own command again."""
+    if example.finding.remedy.action == "gather_evidence":
+        return write(language, "window.look_at_each", {})
+    return judge.advice(example, language)
 
 
 def _confidence(share: float, judged: Sequence[Judged], cause: str) -> str:
