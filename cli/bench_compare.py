@@ -40,7 +40,7 @@ Examples:
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="The run before.", show_default=False)],
     b: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="The run after; not with --live.", show_default=False)
+        str | None, typer.Argument(metavar="B", help="The run after; not with --live.", show_default=False)
     ] = None,
     live: Annotated[
         str | None,

@@ -273,8 +273,8 @@ def _show_secret(made: Record, as_json: bool) -> None:
 
 
 def limits_in_words(limits: Record) -> str:
-    """`60 requests/min, 10000 tokens/day`."""
-    return ", ".join(f"{limits[name]} {words}" for name, words in LIMITS.items() if limits.get(name)) or "-"
+    """`60 requests/min, 10,000 tokens/day`."""
+    return ", ".join(f"{limits[name]:,} {words}" for name, words in LIMITS.items() if limits.get(name)) or "-"
 
 
 def state_of(record: Record, now_ns: int) -> str:

@@ -33,7 +33,7 @@ Examples:
 
 def why(
     request_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Request id, the client's own id, or trace id.")
+        str | None, typer.Argument(metavar="ID", help="Request id, the client's own id, or trace id.")
     ] = None,
     window: Annotated[
         str | None, typer.Option("--window", metavar="TIME", help="Instead of one request, this time: 15m, 1h, 7d.")

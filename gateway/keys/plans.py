@@ -41,8 +41,11 @@ class Plans:
 def check_plan(settings: Settings, plan: str | None) -> None:
     """Raises ValueError for the plan of a new key that nobody defined."""
     if plan is not None and plan not in settings.plans:
-        there = ", ".join(settings.plans) or "none is defined"
-        raise ValueError(f"there is no plan {plan!r}; plans are tables [plans.NAME] of the configuration ({there})")
+        there = f"take one of {', '.join(settings.plans)}" if settings.plans else "leave the plan out"
+        raise ValueError(
+            f"there is no plan {plan!r}; add a table [plans.{plan}] to the configuration, with limits such as "
+            f"requests_per_minute = 60, or {there}"
+        )
 
 
 def shown_plans(settings: Settings) -> dict[str, Any]:
