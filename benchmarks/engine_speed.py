@@ -54,7 +54,7 @@ def main() -> None:
     levels, max_tokens = ([1, 8], 16) if args.quick else ([1, 8, 32], 64)
     rounds = args.rounds or (1 if args.quick else 3)
     folder = str(resolve_model(args.model).folder)
-    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) - 1))
+    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         starting = progress.add_task("starting the engines", total=None)
