@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.head_join import HeadJoin
@@ -32,6 +33,7 @@ MAX_UNREAD_BYTES = 64 * 2**20
 MAX_PIPELINED = 64
 """Requests of one connection that may wait for their turn: each costs a hundred times what it takes to send it."""
 
+_FRAMING = (b"content-length", b"transfer-encoding")
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TCP_NOTSENT_LOWAT = 25
 _SIOCOUTQ = 0x5411
@@ -124,6 +126,9 @@ class Protocol(HttpToolsProtocol):
         """Read since the last byte of a body, or the last head."""
         self._unread_bytes = 0
         self._is_flooded = False
+        self._framing = b""
+        """Header lines that say how long the body of a message is that the parser has ended early."""
+        self._is_own_head = False
         self._due: asyncio.TimerHandle | None = None
         self._allow(HEAD_SECONDS)
 
@@ -133,7 +138,12 @@ class Protocol(HttpToolsProtocol):
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._is_flooded:
             self.transport.abort()
         elif self._in_message:
@@ -142,11 +152,29 @@ class Protocol(HttpToolsProtocol):
             # The end of an unread body, or an empty line: uvicorn's timer of a connection at rest does not survive it.
             self._allow(HEAD_SECONDS)
 
+    def _parse(self, data: bytes) -> None:
+        """Feeds the parser; a wish to change the protocol is not heard, as RFC 9110, 7.8 allows.
+
+        Java's client, for one, asks for HTTP/2 that way and sends its body all the same. The parser ends the message
+        there; the body is then given to it behind a head of our own that says the same of its length.
+        """
+        while data and not self._is_flooded:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as wish:
+                data = data[wish.args[0] :]
+                if self._framing:
+                    framing, self._framing = self._framing, b""
+                    self._is_own_head = True
+                    self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
+                    self._is_own_head = False
+
     def _bound_rest(self, size: int) -> None:
         """What still comes of a message does not go on for ever."""
         if self._dry_bytes > MAX_HEAD_BYTES:  # trailers, or extensions of chunks
             self.transport.abort()
-        elif self.cycle.response_complete:
+        elif self.cycle is not None and self.cycle.response_complete:
             self._unread_bytes += size
             if self._unread_bytes > MAX_UNREAD_BYTES:
                 self.transport.close()
@@ -159,16 +187,30 @@ class Protocol(HttpToolsProtocol):
         return end >= 0 and self._dry_bytes - len(data) + end <= MAX_HEAD_BYTES
 
     def on_message_begin(self) -> None:
+        if self._is_own_head:
+            return
         super().on_message_begin()
         self.scope[CONNECTION] = self._connection  # type: ignore[literal-required]
         if self._due is None:
             self._allow(HEAD_SECONDS)
 
+    def on_url(self, url: bytes) -> None:
+        if not self._is_own_head:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_own_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self._is_own_head:
+            return
         self._in_message = True
         self._connection.has_whole_body = False
         self._dry_bytes = self._unread_bytes = 0
         self._cancel_timer()
+        if self.parser.should_upgrade():
+            self._framing = b"".join([b"%b: %b\r\n" % line for line in self.headers if line[0] in _FRAMING])
         self._is_flooded = len(self.pipeline) >= MAX_PIPELINED
         if self._is_flooded:
             return
@@ -181,6 +223,8 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._framing and not self._is_own_head:
+            return  # its body is still to come
         self._in_message = False
         self._connection.has_whole_body = True
         self._cancel_timer()

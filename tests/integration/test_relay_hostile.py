@@ -274,6 +274,29 @@ async def test_a_client_that_sends_another_request_and_leaves_is_noticed_at_once
             await r.upstream.cancelled.wait()
 
 
+@pytest.mark.parametrize("framing", ["content-length: 13", "transfer-encoding: chunked"])
+async def test_a_client_that_would_rather_change_the_protocol_is_served_as_it_is(tmp_path: Path, framing: str) -> None:
+    body = b'{"model":"m"}' if "length" in framing else b'6\r\n{"mode\r\n7\r\nl":"m"}\r\n0\r\n\r\n'
+    wish = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAB")
+    one = head(*wish, length=13).replace(b"content-length: 13", framing.encode()) + body
+    async with rig(tmp_path) as r:
+        r.upstream.script = whole(GOOD)
+        for cut in (1, one.index(b"\r\n\r\n") + 4, len(one) - 3, len(one)):
+            reader, writer = await raw(r, one[:cut])
+            await asyncio.sleep(0.02)
+            writer.write(one[cut:] + one)  # and again on the same connection
+            for _ in range(2):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                assert b" 200 " in answer.partition(b"\r\n")[0]
+                await reader.readexactly(int(re.search(rb"content-length: (\d+)", answer)[1]))  # type: ignore[index]
+            writer.close()
+        assert {bytes(found) for found in r.upstream.bodies} == {b'{"model":"m"}'}
+        assert not {"upgrade", "http2-settings"} & r.upstream.headers[0].keys()
+        reader, writer = await raw(r, b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+
+
 async def test_a_body_that_stalls_is_told_so_and_let_go(tmp_path: Path) -> None:
     async with rig(tmp_path, server={"receive_timeout_seconds": 0.2}) as r:
         reader, _writer = await raw(r, head(length=1000) + b"{")
