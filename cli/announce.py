@@ -31,6 +31,8 @@ class Facts:
     """It came from the settings: its owner knows it, and it is not printed for people."""
     ops_url: str | None = None
     otlp_url: str | None = None
+    admin_key_at: str = "server.admin_key"
+    """The file, or the setting, that holds the key of console and admin API."""
 
     @property
     def metrics_url(self) -> str | None:
@@ -103,7 +105,7 @@ def lines_of(facts: Facts) -> list[str]:
     lines += [f"  model     {facts.model}", "", "Ask it something:", "", curl_line(facts), ""]
     if facts.metrics_url:
         lines += [
-            f"  console   {facts.console_url} (the admin key opens it)",
+            f"  console   {facts.console_url} (opens with the key in {facts.admin_key_at})",
             f"  metrics   {facts.metrics_url}",
             f"  spans     {facts.otlp_url} (OTLP over HTTP, from engines)",
             f"  why       {_own_command()} why ID, with the x-request-id of any answer (curl -i shows it)",

@@ -41,11 +41,16 @@ def write_key_file(file: Path, key: str) -> None:
     temporary.replace(file)
 
 
+def admin_key_file(settings: Settings) -> Path:
+    """Where the admin key is kept that no setting names."""
+    return settings.state_dir / "admin-key"
+
+
 def with_admin_key(settings: Settings) -> Settings:
     """The settings with an admin key: the configured one, else the kept one, else a new one."""
     if settings.server.admin_key is not None:
         return settings
-    file = settings.state_dir / "admin-key"
+    file = admin_key_file(settings)
     key = read_key_file(file)
     if key is None:
         from gateway.keys.secret import ADMIN_PREFIX

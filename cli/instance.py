@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cli.announce import Facts, announce, waiting
-from cli.bootstrap import tenant_key, with_admin_key
+from cli.bootstrap import admin_key_file, tenant_key, with_admin_key
 from cli.errors import CliError
 from cli.exclusive import check_ports, owned_state_dir
 from cli.extras import check_engine_installed
@@ -103,6 +103,7 @@ def _run_gateway_side(load: Load, *, as_json: bool) -> None:
         check_ports(listeners_of(settings))
         say_notes(notes)
         key = tenant_key(settings)
+        admin_key_at = "server.admin_key" if settings.server.admin_key else str(admin_key_file(settings))
         settings = with_admin_key(settings)
         for stale in (settings.intake_socket, settings.limits_path, *([settings.engine_socket] if with_engine else [])):
             stale.unlink(missing_ok=True)
@@ -113,6 +114,7 @@ def _run_gateway_side(load: Load, *, as_json: bool) -> None:
             model=settings.engine_model_name if with_engine else settings.models[0].name,
             ops_url=loopback_url(settings.server.ops_host, settings.server.ops_port, ""),
             otlp_url=settings.otlp_endpoint,
+            admin_key_at=admin_key_at,
         )
         processes = _processes(settings, with_engine=with_engine)
         _run(settings, processes, lambda: announce(facts, as_json=as_json), lambda: _loaded_again(load))

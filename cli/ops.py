@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from cli.bootstrap import read_key_file
+from cli.bootstrap import admin_key_file, read_key_file
 from cli.errors import CliError, Exit
 from settings.checks import is_loopback
 from settings.loader import Loaded, load_settings
@@ -72,7 +72,7 @@ def ops_client(ops_url: str | None, config: Path | None, environ: Mapping[str, s
         return OpsClient(url, key, key_from="TOKENLINE_ADMIN_KEY")
     if settings.server.admin_key is not None:
         return OpsClient(url, settings.server.admin_key.get_secret_value(), key_from="server.admin_key")
-    file = settings.state_dir / "admin-key"
+    file = admin_key_file(settings)
     kept = read_key_file(file)
     if kept is None:
         raise CliError(

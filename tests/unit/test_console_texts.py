@@ -67,7 +67,9 @@ def test_times_are_written_for_their_size(value: float | None, headline: str, co
     assert (time(value), ms(value)) == (headline, column)
 
 
-def test_up_prints_where_the_console_is() -> None:
-    facts = Facts(base_url="http://h/api", key="sk-made", model="m", ops_url="http://127.0.0.1:9464")
-    assert "  console   http://127.0.0.1:9464/console (the admin key opens it)" in lines_of(facts)
+def test_up_prints_where_the_console_is_and_what_opens_it() -> None:
+    facts = Facts(
+        base_url="http://h/api", key="sk-made", model="m", ops_url="http://127.0.0.1:9464", admin_key_at="/s/admin-key"
+    )
+    assert "  console   http://127.0.0.1:9464/console (opens with the key in /s/admin-key)" in lines_of(facts)
     assert not any("console" in line for line in lines_of(Facts(base_url="http://h/api", key="k", model="m")))

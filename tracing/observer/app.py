@@ -134,7 +134,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     message = error.detail
     if error.status_code == 404 and message == "Not Found":
-        message = f"there is nothing at {request.url.path}; the admin API is under /admin/v1, metrics are at /metrics"
+        message = (
+            f"there is nothing at {request.url.path}; the console is at /console, the admin API under /admin/v1, "
+            "metrics are at /metrics"
+        )
     return error_answer(error.status_code, message, dict(error.headers or {}))
 
 
