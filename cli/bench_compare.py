@@ -84,6 +84,8 @@ def compare(
     differences = compare_runs(first, second, random.Random(1))  # noqa: S311
     failed = broken(rules, differences)
     flagged = [f"not the same thing: {text}" for text in different]
+    if first["run"] == second["run"]:
+        flagged.append("A and B are one and the same run")
     flagged += [f"not the same settings: {text}" for text in other_settings(first, second)]
     if ("server_upstream" in first["requests"]) != ("server_upstream" in second["requests"]):
         flagged.append("the gateway's stages are joined in one of the two runs only: its stages are not compared")

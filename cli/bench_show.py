@@ -112,7 +112,7 @@ def beside(stage: dict[str, Any]) -> list[str]:
     if goodput := stage["goodput"]:
         share = "" if goodput["share"] is None else f" ({goodput['share']:.1%} of those due)"
         wanted = ", ".join(f"{name} {limit:g} ms" for name, limit in goodput["slo_ms"].items())
-        lines.append(f"goodput {goodput['rps']:g} requests/s{share} within {wanted}")
+        lines.append(f"goodput {goodput['rps']:.2f} requests/s{share} within {wanted}")
     return lines
 
 

@@ -78,6 +78,8 @@ async def test_a_run_is_told_kept_and_compared(tmp_path):
     assert code == 0, err
     found = {difference["metric"]: difference for difference in json.loads(out)["differences"]}
     assert found["ttft_p50"]["low"] <= found["ttft_p50"]["b"] - found["ttft_p50"]["a"] <= found["ttft_p50"]["high"]
+    _, out, _ = await bench(state, "compare", "last", "last", "--json")
+    assert json.loads(out)["flagged"] == ["A and B are one and the same run"]
     other = kept | {"run": "20200101-000000-aaaa", "model": "n"}
     (state / "runs" / "20200101-000000-aaaa.json").write_text(json.dumps(other))
     code, out, err = await bench(state, "compare", "20200101", "last")
