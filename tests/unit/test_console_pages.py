@@ -71,7 +71,7 @@ async def test_the_page_shows_the_numbers_of_the_json(rig: ConsoleRig, client: h
         *("req_1", "my-own-17", record["trace_id"], "shop", "web", "ok", "status 200", "chat, stream"),
         *("First token written to the client less ingress", "(last token − first token) / (output tokens − 1)"),
         *("Last byte handed to the client's connection less ingress", "engine_prefill", "largest", "55.2 %"),
-        *(record["verdict"]["text"], record["verdict"]["action"], record["verdict"]["cause"]),
+        *(record["verdict"]["text"], "Compare it with its neighbours:", record["verdict"]["cause"]),
         *("running 3", "waiting 1", "25.0 %", "input 31", "output 51", "the upstream's own count (usage)"),
         *("tokenline why req_1", "first_token_written 81.500", "engine_scheduled 30.500", "request_sent 9.000"),
         *("llm_request", "derived", "7 emitted, 5 derived"),
@@ -79,6 +79,9 @@ async def test_the_page_shows_the_numbers_of_the_json(rig: ConsoleRig, client: h
         assert words in page.text, words
     for name in record["stages"]:
         assert page.all("span", class_="stage", title=page_title(name)), name
+    answer = await client.get("/console/requests/req_1")
+    assert "<code>tokenline slow</code>, <code>tokenline why --window 1h</code>." in answer.text
+    assert "`" not in page.text
 
 
 def page_title(stage: str) -> str:
