@@ -28,7 +28,7 @@ Examples:
 """
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog=EPILOG, short_help="Measures the time between two forwards.")
 def gap(
     batch: Annotated[int, typer.Option("--batch", min=1, max=4096, help="Sequences in a step.")] = 256,
     forward_ms: Annotated[float, typer.Option("--forward-ms", min=0.0, help="Length of a forward.")] = 35.0,
@@ -114,7 +114,7 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-app.command(epilog=bench_run.EPILOG)(bench_run.run)
-app.command(epilog=bench_sample.EPILOG)(bench_sample.sample)
-app.command(epilog=bench_compare.EPILOG)(bench_compare.compare)
-app.command(epilog=bench_report.EPILOG)(bench_report.report)
+app.command(epilog=bench_run.EPILOG, short_help="Puts an endpoint under load.")(bench_run.run)
+app.command(epilog=bench_sample.EPILOG, short_help="Asks one request after another.")(bench_sample.sample)
+app.command(epilog=bench_compare.EPILOG, short_help="Tells what differs between two runs.")(bench_compare.compare)
+app.command(epilog=bench_report.EPILOG, short_help="Writes a run as one HTML page.")(bench_report.report)

@@ -76,6 +76,7 @@ def show(config: Config = None, as_json: Json = False) -> None:
 
 
 @app.command(
+    short_help="Has a running gateway read its configuration again.",
     epilog=f"""
 Examples:
 
@@ -85,7 +86,7 @@ Examples:
   kill -HUP $(cat ~/.local/state/tokenline/gateway.lock)     the same, without an answer
 
 {EXIT_CODES}
-"""
+""",
 )
 def reload(ops_url: OpsUrl = None, config: Config = None, as_json: Json = False) -> None:
     """Has a running gateway read its configuration again: models, upstreams, plans, objectives, limits.
@@ -114,6 +115,7 @@ def reload(ops_url: OpsUrl = None, config: Config = None, as_json: Json = False)
 
 
 @app.command(
+    short_help="Prints every key with its meaning and default.",
     epilog=f"""
 Examples:
 
@@ -122,7 +124,7 @@ Examples:
   tokenline config schema --json | jq '.[].key'
 
 {EXIT_CODES}
-"""
+""",
 )
 def schema(
     as_json: Json = False,

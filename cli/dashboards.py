@@ -14,6 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Prometheus rules and Grafana dashb
 
 
 @app.command(
+    short_help="Writes rules, configuration and dashboards.",
     epilog=f"""
 Examples:
 
@@ -25,7 +26,7 @@ Examples:
 Thresholds of alerts are those of [slo]: build again when they change, and reload Prometheus.
 
 {EXIT_CODES}
-"""
+""",
 )
 def build(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where prometheus/ and grafana/ go.")] = Path(
@@ -99,6 +100,7 @@ def build(
 
 
 @app.command(
+    short_help="Holds dashboards and rules against a Prometheus.",
     epilog=f"""
 Examples:
 
@@ -111,7 +113,7 @@ It starts a gateway with the simulated engine and a Prometheus, both on free por
 for a while, and puts every query of every panel and rule to Prometheus. It needs `prometheus` on the PATH.
 
 {EXIT_CODES}
-"""
+""",
 )
 def check(
     seconds: Annotated[
@@ -138,6 +140,7 @@ def check(
 
 
 @app.command(
+    short_help="Prints the metrics catalogue.",
     epilog=f"""
 Example:
 
@@ -145,7 +148,7 @@ Example:
   tokenline dashboards metrics > docs/metrics.md
 
 {EXIT_CODES}
-"""
+""",
 )
 def metrics(as_json: Json = False) -> None:
     """Prints the metrics catalogue: every metric with its type, labels and meaning."""

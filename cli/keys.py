@@ -225,6 +225,7 @@ def revoke(id_or_alias: Which, ops_url: OpsUrl = None, config: Config = None, as
 
 
 @app.command(
+    short_help="Shows requests and tokens by key, team or model.",
     epilog=f"""
 Examples:
 
@@ -233,7 +234,7 @@ Examples:
   tokenline keys usage --window 30d --by team --json
 
 {EXIT_CODES}
-"""
+""",
 )
 def usage(
     window: Annotated[str, typer.Option("--window", metavar="TIME", help="How far back: 1h, 24h, 30d.")] = "24h",

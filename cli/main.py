@@ -52,15 +52,15 @@ def tokenline(
 
 
 up.register(app)
-app.add_typer(keys.app, name="keys")
+app.add_typer(keys.app, name="keys", short_help="Makes, shows, changes and revokes keys of apps.")
 app.add_typer(plans.app, name="plans")
-app.command(epilog=why.EPILOG)(why.why)
-app.command(epilog=slow.EPILOG)(slow.slow)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
-app.command(epilog=verify.EPILOG)(verify.verify)
-app.add_typer(bench.app, name="bench")
-app.add_typer(dashboards.app, name="dashboards")
-app.add_typer(config.app, name="config")
+app.command(epilog=why.EPILOG, short_help="Says why a request was slow, stage by stage.")(why.why)
+app.command(epilog=slow.EPILOG, short_help="Lists the slowest requests.")(slow.slow)
+app.command(epilog=doctor.EPILOG, short_help="Finds what keeps an app from its model.")(doctor.doctor)
+app.command(epilog=verify.EPILOG, short_help="Finds out whether a gateway's figures are true.")(verify.verify)
+app.add_typer(bench.app, name="bench", short_help="Load tests, samplings, comparisons, reports.")
+app.add_typer(dashboards.app, name="dashboards", short_help="Prometheus rules and Grafana dashboards.")
+app.add_typer(config.app, name="config", short_help="Shows, explains and reloads the configuration.")
 
 
 def main() -> None:

@@ -131,6 +131,6 @@ def _load(config: Path | None, model: str | None, device: str | None, backend: s
 
 def register(app: typer.Typer) -> None:
     """Adds the three verbs."""
-    app.command(epilog=UP_EPILOG)(up)
-    app.command(epilog=GATEWAY_EPILOG)(gateway)
+    app.command(epilog=UP_EPILOG, short_help="Runs everything: gateway, observer, engine.")(up)
+    app.command(epilog=GATEWAY_EPILOG, short_help="Runs the gateway in front of other servers.")(gateway)
     app.command(epilog=ENGINE_EPILOG)(engine)

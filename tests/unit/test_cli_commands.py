@@ -54,6 +54,13 @@ def test_only_verbs_that_are_built_are_offered(tokenline):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("group", [[], ["keys"], ["plans"], ["bench"], ["dashboards"], ["config"]], ids=str)
+def test_no_line_of_a_list_of_commands_is_cut_short(tokenline, group):
+    _, out, _ = tokenline(*group, "--help")
+    assert "Commands:" in out
+    assert "..." not in out.split("Commands:")[1].split("\n\n")[0]
+
+
 def test_help_does_not_import_the_heavy_rooms():
     import subprocess
     import sys
