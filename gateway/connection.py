@@ -156,7 +156,7 @@ class Protocol(HttpToolsProtocol):
         """Feeds the parser; a wish to change the protocol is not heard, as RFC 9110, 7.8 allows.
 
         Java's client, for one, asks for HTTP/2 that way and sends its body all the same. The parser ends the message
-        there; the body is then given to it behind a head of our own that says the same of its length.
+        there; the body is then given to another one, behind a head of our own that says the same of its length.
         """
         while data and not self._is_flooded:
             try:
@@ -167,6 +167,9 @@ class Protocol(HttpToolsProtocol):
                 if self._framing:
                     framing, self._framing = self._framing, b""
                     self._is_own_head = True
+                    # The one before takes nothing more where the client also asked for the connection's end.
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                     self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
                     self._is_own_head = False
 

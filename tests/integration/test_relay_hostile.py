@@ -290,6 +290,10 @@ async def test_a_client_that_would_rather_change_the_protocol_is_served_as_it_is
                 assert b" 200 " in answer.partition(b"\r\n")[0]
                 await reader.readexactly(int(re.search(rb"content-length: (\d+)", answer)[1]))  # type: ignore[index]
             writer.close()
+        last = one.replace(b"connection: ", b"connection: close, ")
+        reader, writer = await raw(r, last)
+        assert b" 200 " in (await reader.read()).partition(b"\r\n")[0]
+        writer.close()
         assert {bytes(found) for found in r.upstream.bodies} == {b'{"model":"m"}'}
         assert not {"upgrade", "http2-settings"} & r.upstream.headers[0].keys()
         reader, writer = await raw(r, b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n")
