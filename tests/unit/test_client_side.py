@@ -7,6 +7,7 @@ import pytest
 
 from gateway.client_clock import TrustedProxies, request_start_ns
 from gateway.connection import NOTSENT_LOWAT_BYTES, WRITE_LIMIT_BYTES, Connection
+from gateway.head_join import HeadJoin
 from gateway.lag import LoopLag
 from tracing.clock import FakeClock
 from tracing.ledger import Ledger
@@ -71,7 +72,7 @@ def new_ledger() -> Ledger:
 
 def test_back_pressure_is_the_time_between_writes_over_which_bytes_were_not_taken() -> None:
     transport, ledger, clock = Transport(), new_ledger(), FakeClock()
-    connection = Connection(transport)
+    connection = Connection(HeadJoin(transport))
     assert transport.high == WRITE_LIMIT_BYTES
     connection.begin()
     for held, wait_ms in [(0, 10), (0, 20), (500, 30), (500, 40), (0, 50)]:
@@ -84,7 +85,7 @@ def test_back_pressure_is_the_time_between_writes_over_which_bytes_were_not_take
 
 def test_an_answer_is_not_charged_with_the_pause_before_it() -> None:
     transport, ledger, clock = Transport(), new_ledger(), FakeClock()
-    connection = Connection(transport)
+    connection = Connection(HeadJoin(transport))
     connection.before_write(ledger, clock.mono_ns())
     clock.advance_ms(1000)
     connection.begin()
@@ -100,7 +101,7 @@ async def test_a_real_connection_tells_its_round_trip_and_what_is_unsent() -> No
     class Server(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             transports.append(transport)  # type: ignore[arg-type]
-            made.set_result(Connection(transport))  # type: ignore[arg-type]
+            made.set_result(Connection(HeadJoin(transport)))  # type: ignore[arg-type]
 
     server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
     client = socket.socket()
