@@ -17,6 +17,9 @@ class HeadJoin:
         self._transport = transport
         self._head = b""
         self.write: Callable[[bytes], None] = transport.write
+        # Asked for each piece: not by way of __getattr__.
+        self.get_write_buffer_size = transport.get_write_buffer_size
+        self.is_closing = transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
