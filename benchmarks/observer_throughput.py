@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from protocol.timings import EngineMarks, EngineState, Timings
 from settings.schema import Settings
 from tracing.clock import host_identity
-from tracing.ledger import Admitted, Attempt, Closed, FirstToken, Ledger, Outcome, Record, Usage
+from tracing.ledger import Admitted, Attempt, Closed, FirstToken, Ledger, Outcome, Record, Usage, encode_record
 from tracing.wire import frame
 
 FRAME_REQUESTS = 20
@@ -111,7 +111,7 @@ def frames(count: int) -> list[bytes]:
                 FirstToken(one.request_id, 0, one.model, one.upstream, one.surface, 61_000_000, one.trace_id),
                 Closed(one),
             ]
-        made.append(frame(records))
+        made.append(frame([encode_record(record) for record in records]))
     return made
 
 

@@ -29,6 +29,8 @@ NOTSENT_LOWAT_BYTES = 2**14
 
 MAX_HEAD_BYTES = 2**16
 HEAD_SECONDS = 30.0
+RTT_NS = 1_000_000_000
+"""Between two readings of a connection's smoothed round trip."""
 MAX_UNREAD_BYTES = 64 * 2**20
 MAX_PIPELINED = 64
 """Requests of one connection that may wait for their turn: each costs a hundred times what it takes to send it."""
@@ -48,6 +50,8 @@ class Connection:
     def __init__(self, transport: HeadJoin) -> None:
         self._transport = transport
         self._last_write_ns = 0
+        self._rtt_ns = 0
+        self._rtt_due_ns = 0
         self.has_whole_body = False
         """Nothing is missing of the message that was read last: waiting for a body needs no time limit."""
         self._left: Callable[[], None] | None = None
@@ -87,11 +91,14 @@ class Connection:
         if self._socket is None or self._transport.is_closing():
             return
         try:
-            information = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            ledger.client_rtt_ns = _RTT.unpack_from(information, _RTT_OFFSET)[0] * 1000
+            if ledger.finish >= self._rtt_due_ns:
+                information = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                self._rtt_ns = _RTT.unpack_from(information, _RTT_OFFSET)[0] * 1000
+                self._rtt_due_ns = ledger.finish + RTT_NS
             fcntl.ioctl(self._socket.fileno(), _SIOCOUTQ, self._queued)
         except OSError:
             return
+        ledger.client_rtt_ns = self._rtt_ns
         ledger.unsent_bytes = self._queued[0] + self._transport.get_write_buffer_size()
 
     def abort(self) -> None:

@@ -137,10 +137,10 @@ class Exchange:
             headers = [header for header in headers if not header[0].startswith(RATELIMIT)]
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._own_headers()]})
 
-    async def write(self, body: bytes, *, last: bool = False) -> None:
-        """Sends a piece of the body; `last` ends the answer."""
+    async def write(self, body: bytes, *, last: bool = False, now_ns: int = 0) -> None:
+        """Sends a piece of the body; `last` ends the answer, `now_ns` is the time where the caller has just read it."""
         ledger = self.ledger
-        self._connection.before_write(ledger, self.clock.mono_ns())
+        self._connection.before_write(ledger, now_ns or self.clock.mono_ns())
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         ledger.response_bytes += len(body)
         if last:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from tracing.ledger import Admitted, Closed, FirstToken, Ledger, Record
+from tracing.ledger import Admitted, Closed, FirstToken, Ledger, Record, encode_record
 from tracing.wire import frame
 
 MAX_WAITING_RECORDS = 20_000
@@ -33,7 +33,7 @@ class Reporter:
     def __init__(self, socket: Path, state: Callable[[int], Record]) -> None:
         self._socket = socket
         self._state = state
-        self._waiting: deque[Record] = deque()
+        self._waiting: deque[bytes] = deque()
         self._transport: asyncio.WriteTransport | None = None
         self._flush_due = False
         self.dropped = 0
@@ -49,17 +49,22 @@ class Reporter:
 
     def closed(self, ledger: Ledger) -> None:
         """A request has ended; its ledger is not touched any more."""
-        self._put(Closed(ledger))
+        if not self._put(Closed(ledger)):
+            self.dropped += 1
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: Record) -> bool:
+        """False where it is lost. Encoded at once, while it is in the processor's cache and so that nothing is kept."""
         if len(self._waiting) >= MAX_WAITING_RECORDS:
-            if isinstance(record, Closed):
-                self.dropped += 1
-            return
-        self._waiting.append(record)
+            return False
+        try:
+            self._waiting.append(encode_record(record))
+        except (OverflowError, TypeError, ValueError) as error:
+            log.error("a %s record can't be encoded: %s", type(record).__name__, error)
+            return False
         if self._transport is not None and not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+        return True
 
     def _flush(self) -> None:
         """Hands what waits to the socket, as long as the observer keeps up."""
@@ -71,20 +76,7 @@ class Reporter:
             and transport.get_write_buffer_size() < MAX_UNSENT_BYTES
         ):
             count = min(len(self._waiting), MAX_FRAME_RECORDS)
-            records = [self._waiting.popleft() for _ in range(count)]
-            try:
-                transport.write(frame(records))
-            except (OverflowError, TypeError, ValueError):
-                self._write_singly(transport, records)
-
-    def _write_singly(self, transport: asyncio.WriteTransport, records: list[Record]) -> None:
-        """One of these can't be encoded: it alone is lost, and counted."""
-        for record in records:
-            try:
-                transport.write(frame([record]))
-            except (OverflowError, TypeError, ValueError) as error:
-                log.error("a %s record can't be encoded: %s", type(record).__name__, error)
-                self.dropped += isinstance(record, Closed)
+            transport.write(frame([self._waiting.popleft() for _ in range(count)]))
 
     async def run(self) -> None:
         """Keeps the connection and sends the worker's state every second, until cancelled."""
@@ -106,7 +98,7 @@ class Reporter:
     async def _beat(self, connection: _Connection, transport: asyncio.WriteTransport) -> None:
         while not connection.lost.is_set():
             if transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
-                transport.write(frame([self._state(self.dropped)]))
+                transport.write(frame([encode_record(self._state(self.dropped))]))
             self._flush()
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):

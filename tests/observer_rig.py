@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from settings.schema import Settings
 from tracing.clock import host_identity
-from tracing.ledger import Closed, FirstToken, Ledger, Record, WorkerState
+from tracing.ledger import Closed, FirstToken, Ledger, Record, WorkerState, encode_record
 from tracing.observer.otlp import from_protobuf
 from tracing.spans import Span
 from tracing.wire import frame
@@ -166,7 +166,7 @@ class WorkerLink:
         self._socket.connect(str(path))
 
     def send(self, *records: Record) -> None:
-        self._socket.sendall(frame(list(records)))
+        self._socket.sendall(frame([encode_record(record) for record in records]))
 
     def send_raw(self, data: bytes) -> None:
         self._socket.sendall(data)

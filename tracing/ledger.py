@@ -194,6 +194,6 @@ class WorkerState(msgspec.Struct, frozen=True, tag="worker"):
 
 Record = Admitted | FirstToken | Closed | WorkerState
 
-encode_records = msgspec.msgpack.Encoder().encode
-"""list[Record] -> bytes; one frame of the intake socket holds one list (see tracing/wire.py)."""
+encode_record = msgspec.msgpack.Encoder().encode
+"""Record -> bytes; one frame of the intake socket holds a list of them (see tracing/wire.py)."""
 decode_records = msgspec.msgpack.Decoder(list[Record]).decode

@@ -22,7 +22,7 @@ from observer_rig import (
 )
 
 from tracing.clock import host_identity
-from tracing.ledger import Closed, WorkerState
+from tracing.ledger import Closed, WorkerState, encode_record
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -136,7 +136,7 @@ def test_a_frame_cut_anywhere_is_put_together(shared: ObserverProcess) -> None:
 
     observer = shared
     link = WorkerLink(observer.settings.intake_socket)
-    data = frame([Closed(here(621)), Closed(here(622))])
+    data = frame([encode_record(Closed(here(number))) for number in (621, 622)])
     for cut in (1, 3, 5, 100):
         link.send_raw(data[:cut])
         data = data[cut:]
