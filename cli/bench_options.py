@@ -93,13 +93,15 @@ def asked_of(
     ops_url: str | None = None,
 ) -> Asked:
     """What the endpoint will be asked, with the key out of the environment."""
+    from cli.ops import configured_ops_url
     from loadtest.endpoint import key_of
     from loadtest.session import Asked
 
     key = key_of(settings.api, os.environ)
+    page_at = ops_url or configured_ops_url()
     read_gpus = gpus_of(settings.api.base_url) if settings.metrics.collect_gpu_util else None
     return Asked(
-        settings, key, sizes_of(mix, lengths), metrics_url, slo_of(slo), ask_server_of(ops_url), read_gpus, ops_url
+        settings, key, sizes_of(mix, lengths), metrics_url, slo_of(slo), ask_server_of(ops_url), read_gpus, page_at
     )
 
 

@@ -13,6 +13,7 @@ import httpx
 from cli.bootstrap import admin_key_file, read_key_file
 from cli.errors import CliError, Exit
 from settings.checks import is_loopback
+from settings.errors import SettingsError
 from settings.loader import Loaded, load_settings
 
 API = "/admin/v1"
@@ -81,6 +82,15 @@ def ops_client(ops_url: str | None, config: Path | None, environ: Mapping[str, s
             Exit.USAGE,
         )
     return OpsClient(url, kept, key_from=str(file))
+
+
+def configured_ops_url(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The listener of the configuration; None where that can't be read."""
+    try:
+        server = load_for_asking(None, environ).settings.server
+    except SettingsError:
+        return None
+    return _ops_url_of(server.ops_host, server.ops_port)
 
 
 def load_for_asking(config: Path | None, environ: Mapping[str, str] = os.environ) -> Loaded:

@@ -78,7 +78,7 @@ async def open_bench(asked: Asked, rng: random.Random) -> AsyncIterator[Session]
         if settings.metrics.collect_gpu_util:
             page = await find_page(settings.api.base_url, asked.metrics_url, http, asked.ops_url)
             if page is None and asked.read_gpus is None:
-                where = asked.metrics_url or "the endpoint's /metrics and port 9464"
+                where = asked.metrics_url or "the endpoint's /metrics and at the ops listener"
                 notes.append(
                     f"no engine's figures at {where}: utilisation is not sampled (--metrics-url names the page)"
                 )

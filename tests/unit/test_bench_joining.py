@@ -12,7 +12,7 @@ import pytest
 from ledgers import STREAM_STAGES_MS, WALL_NS, numbered
 from store_rig import Rig, row
 
-from cli.bench_options import ask_server_of
+from cli.bench_options import ask_server_of, asked_of
 from cli.errors import CliError
 from loadtest import server_side
 from loadtest.archive import columns
@@ -20,6 +20,7 @@ from loadtest.endpoint import NotAnswered
 from loadtest.record import Record
 from loadtest.server_side import NotJoined, ServerSide, client_link_ms, join_server, stages_ms
 from loadtest.session import token_counts
+from loadtest.settings import BenchSettings
 from loadtest.stream import StreamReader
 from loadtest.tokenizer import LocalTokenizer, count_answers
 from protocol.ids import LOAD_TEST_PREFIX
@@ -218,3 +219,14 @@ def test_an_ops_listener_that_cannot_be_asked_is_no_error_of_the_run(monkeypatch
     ask = ask_server_of("http://ops")
     with pytest.raises(NotJoined, match="http://ops: no admin key"):
         ask(["req_1"])
+
+
+def test_the_engines_page_is_looked_for_where_the_ops_listener_is_configured(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLINE_API_KEY", "sk-tl-test")
+    monkeypatch.setenv("TOKENLINE_SERVER__OPS_PORT", "19464")
+    settings = BenchSettings()
+    assert asked_of(settings, None, (64, 1024), None).ops_url == "http://127.0.0.1:19464"
+    assert asked_of(settings, None, (64, 1024), None, ops_url="http://h:1").ops_url == "http://h:1"
+    (tmp_path / "tokenline.toml").write_text("nonsense")
+    assert asked_of(settings, None, (64, 1024), None).ops_url is None
