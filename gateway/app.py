@@ -106,6 +106,9 @@ class FixedEndpoint(Endpoint):
         await exchange.answer_json(self._body)
 
 
+OPS_PATHS = ("/metrics", "/console", "/admin")
+
+
 class UnknownPathEndpoint(Endpoint):
     """Whatever no route takes: says what the base_url should be."""
 
@@ -128,6 +131,8 @@ def wrong_base_url(path: str, base_url: str) -> ApiError:
         slip = "Your base_url already holds a whole path. "
     elif ending:
         slip = "The part before it is not one of this gateway's prefixes (/api, /api/v1, /v1). "
+    elif path.startswith(OPS_PATHS):
+        slip = "Metrics, console and admin API are on the ops listener (server.ops_port), not here. "
     else:
         slip = ""
     return ApiError(
