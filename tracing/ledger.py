@@ -115,7 +115,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
     client_network_ns: int | None = None
     """Ingress less `X-Request-Start`, on two clocks (trusted proxies only): shown, never summed."""
     client_rtt_ns: int = 0
-    """Smoothed round trip of the client's connection by TCP_INFO at the end; 0: unknown (no TCP)."""
+    """Smoothed round trip of the client's connection by TCP_INFO, at most a second old at the end; 0: unknown."""
     backpressure_ns: int = 0
     """Time in which written bytes had not been taken by the client's connection."""
     unsent_bytes: int = 0
