@@ -156,5 +156,7 @@ def _show(
         name = found.metric.removesuffix("_p50")
         out.print(f"{stage}: {name} moved most, by {four_digits(found.change, '+')} ms at P50")
     for rule, found in failed:
-        out.print(Text(f"fails {rule.text}: {found.stage}, {found.a:g} to {found.b:g}", "bold red"))
+        out.print(
+            Text(f"fails {rule.text}: {found.stage}, {four_digits(found.a)} to {four_digits(found.b)}", "bold red")
+        )
     say_notes(flagged)
