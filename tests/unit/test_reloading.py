@@ -238,6 +238,10 @@ async def test_the_observer_answers_those_who_asked_and_counts_every_reload() ->
 def test_sighup_asks_for_a_reload_unless_the_terminal_was_closed(monkeypatch, terminal, reloads) -> None:
     answers = iter(terminal)
     monkeypatch.setattr(signals, "has_terminal", lambda: next(answers))
-    with signals.ending_signals() as asked:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert (asked.to_reload, asked.to_end) == (reloads, not reloads)
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests under nohup ignores it
+    try:
+        with signals.ending_signals() as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert (asked.to_reload, asked.to_end) == (reloads, not reloads)
+    finally:
+        signal.signal(signal.SIGHUP, former)
