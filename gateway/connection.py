@@ -80,6 +80,10 @@ class Connection:
         self._last_write_ns = 0
         self._transport.hold()
 
+    def complete(self) -> None:
+        """The answer's last piece has been written."""
+        self._transport.release()
+
     def before_write(self, ledger: Ledger, now_ns: int) -> None:
         """Charges the time since the previous write to the client if it has still not taken what was written then."""
         if self._last_write_ns and self._transport.get_write_buffer_size():

@@ -144,6 +144,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         ledger.response_bytes += len(body)
         if last:
+            self._connection.complete()
             ledger.finish = self.clock.mono_ns()
 
     async def answer_json(self, body: bytes, status: int = 200, headers: Headers | None = None) -> None:

@@ -45,8 +45,12 @@ class HeadJoin:
         else:
             self._transport.write(head + data)
 
-    def close(self) -> None:
-        """Closes the transport once all is written, a head without a body too."""
+    def release(self) -> None:
+        """The answer is complete: a head that has no body (HEAD) waits no more."""
         if self._head:
             self._write_first(b"")
+
+    def close(self) -> None:
+        """Closes the transport once all is written, a head without a body too."""
+        self.release()
         self._transport.close()

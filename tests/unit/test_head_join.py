@@ -71,5 +71,14 @@ def test_a_head_without_a_body_leaves_before_the_connection_closes(below: Rememb
     assert (below.written, below.is_closed) == ([HEAD], True)
 
 
+def test_a_head_without_a_body_leaves_when_the_answer_is_complete(below: RememberingTransport) -> None:
+    joined = HeadJoin(below)
+    joined.hold()
+    joined.write(HEAD)
+    joined.release()
+    joined.release()
+    assert below.written == [HEAD]
+
+
 def test_all_else_is_the_transport_s_own(below: RememberingTransport) -> None:
     assert HeadJoin(below).get_extra_info("nothing", "default") == "default"
