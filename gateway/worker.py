@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from gateway.keys.verify import KeyVerifier
 from gateway.keys.watch import StoredKeys, watch_store
 from gateway.lag import LoopLag
 from gateway.limits.choice import limiter_from
+from gateway.listeners import BACKLOG, open_listeners
 from gateway.open_files import allow_open_files
 from gateway.relay import Relay
 from gateway.reporter import Reporter
@@ -32,12 +32,9 @@ from gateway.upstreams.health import HealthChecks
 from gateway.upstreams.router import router_from
 from settings import Settings
 from settings.feed import Feed
-from settings.schema import ServerSettings
 from tracing import garbage
 from tracing.clock import Clock, SystemClock, host_identity
 from tracing.ledger import Ledger, WorkerState
-
-BACKLOG = 2048
 
 
 class Worker:
@@ -169,8 +166,6 @@ def run_worker(feed: Feed, *, worker: int = 0) -> None:
     allow_open_files(server)
     config = uvicorn.Config(
         Worker(settings, worker, SystemClock(), feed).app,
-        host=server.host,
-        port=server.port,
         loop="uvloop",
         http=Protocol,
         ws="none",
@@ -185,18 +180,12 @@ def run_worker(feed: Feed, *, worker: int = 0) -> None:
         ssl_certfile=server.tls_cert,
         ssl_keyfile=server.tls_key,
     )
+    try:
+        sockets = open_listeners(server)
+    except OSError as error:
+        where = f"{server.host}:{server.port} (server.host, server.port)"
+        raise SystemExit(f"the gateway's listener on {where} could not be opened: {error}") from error
     running = uvicorn.Server(config)
-    running.run(sockets=[shared_listener(server)] if server.workers > 1 else None)
+    running.run(sockets=sockets)
     if not running.started:
-        raise SystemExit(f"the gateway's listener on {server.host}:{server.port} (server.port) could not be opened")
-
-
-def shared_listener(server: ServerSettings) -> socket.socket:
-    """A listening socket of this worker's own on the port that all workers share; the kernel deals out connections."""
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind((server.host, server.port))
-    listener.listen(BACKLOG)
-    return listener
+        raise SystemExit("the gateway's worker could not start; the lines above say why")
