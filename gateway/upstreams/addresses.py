@@ -27,7 +27,7 @@ class Addresses:
 
     async def reach(self) -> socket.socket:
         """A connected socket. Raises OSError, UnicodeError."""
-        addresses = await self._look_up()
+        addresses = self._known if self._loop.time() < self._known_until else await self._look_up()
         try:
             return await start_connection(
                 addresses, happy_eyeballs_delay=NEXT_AFTER_SECONDS, interleave=1, loop=self._loop
