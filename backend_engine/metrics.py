@@ -15,7 +15,8 @@ from backend_engine.nvml import GpuWatch, in_words, watch_gpus
 from backend_engine.record import CLIENT_CANCELLED, OK, RequestRecord
 from settings.schema import Settings
 from tracing.clock import Clock
-from tracing.metrics import ENGINE, build
+from tracing.instruments import build
+from tracing.metrics import ENGINE
 
 log = logging.getLogger(__name__)
 

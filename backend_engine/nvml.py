@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
-from tracing.metrics import GPU, build
+from tracing.instruments import build
+from tracing.metrics import GPU
 
 log = logging.getLogger(__name__)
 

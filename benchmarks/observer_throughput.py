@@ -23,6 +23,7 @@ import msgspec
 import psutil
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from benchmarks.gateway import free_port
 from protocol.timings import EngineMarks, EngineState, Timings
 from settings.schema import Settings
 from tracing.clock import host_identity
@@ -136,12 +137,6 @@ def span_bodies(count: int) -> list[bytes]:
 def sample(page: str, series: str) -> float:
     """Sum of a metric's samples on the page."""
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(series))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def measure(rate: int | None, seconds: float, with_spans: bool) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The metrics catalogue: every metric's name, type, labels, buckets and meaning, defined once.
 
-The observer and the engine make their prometheus_client objects from here; documentation and dashboards are checked
-against it. Seconds and ratios only; no label carries a request id, a key or a user.
+The observer and the engine make their prometheus_client objects from it (`tracing.instruments`); documentation and
+dashboards are checked against it. Seconds and ratios only; no label carries a request id, a key or a user.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client import disable_created_metrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -383,24 +383,3 @@ def prompt_size_class(tokens: int) -> str:
         if tokens <= bound:
             return f"le_{bound}"
     return f"gt_{PROMPT_SIZES[-1]}"
-
-
-Instrument = Counter | Gauge | Histogram | Info
-
-
-def build(metrics: tuple[Metric, ...], registry: CollectorRegistry) -> dict[str, Instrument]:
-    """The prometheus_client objects of `metrics`, registered and by name."""
-    built: dict[str, Instrument] = {}
-    for metric in metrics:
-        if metric.kind == "histogram":
-            instrument: Instrument = Histogram(
-                metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=registry
-            )
-        elif metric.kind == "counter":
-            instrument = Counter(metric.name, metric.help, metric.labels, registry=registry)
-        elif metric.kind == "gauge":
-            instrument = Gauge(metric.name, metric.help, metric.labels, registry=registry)
-        else:
-            instrument = Info(metric.name.removesuffix("_info"), metric.help, metric.labels, registry=registry)
-        built[metric.name] = instrument
-    return built

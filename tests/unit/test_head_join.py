@@ -1,25 +1,11 @@
 """An answer's head and the first piece of its body in one write."""
 
-import asyncio
-
 import pytest
+from transports import RememberingTransport
 
 from gateway.head_join import MAX_JOINED_BYTES, HeadJoin
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
-
-
-class RememberingTransport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.is_closed = False
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        self.written.append(data)
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transports import RememberingTransport
 
 from gateway.upstreams.http1 import (
     MAX_HEAD_BYTES,
@@ -23,29 +24,6 @@ STREAM = (
 )
 SIZED = b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\nhello, world"
 INTERIM = b"HTTP/1.1 100 Continue\r\nx-interim: 1\r\n\r\n"
-
-
-class RememberingTransport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.is_reading_now = True
-        self.is_aborted = False
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        self.written.append(data)
-
-    def is_closing(self) -> bool:
-        return self.is_aborted
-
-    def abort(self) -> None:
-        self.is_aborted = True
-
-    def pause_reading(self) -> None:
-        self.is_reading_now = False
-
-    def resume_reading(self) -> None:
-        self.is_reading_now = True
 
 
 class Bench:

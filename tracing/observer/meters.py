@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from tracing import metrics, semconv
+from tracing import semconv
+from tracing.instruments import build
 from tracing.ledger import Attempt, FirstToken, Ledger, Outcome
-from tracing.metrics import prompt_size_class
+from tracing.metrics import GATEWAY, prompt_size_class
 from tracing.observer.histogram import Histogram
 from tracing.observer.labels import Bounded, status_label
 from tracing.observer.rows import Row
@@ -34,10 +35,10 @@ class Meters:
     """Counters and histograms of what happened. Gauges of what is now live in `workers.Workers`."""
 
     def __init__(self, registry: CollectorRegistry, *, trace_is_kept: Callable[[str, str, float], bool]) -> None:
-        timed = [metric for metric in metrics.GATEWAY if metric.kind == "histogram"]
+        timed = [metric for metric in GATEWAY if metric.kind == "histogram"]
         self._histograms = {metric.name: Histogram(metric, registry) for metric in timed}
-        others = tuple(metric for metric in metrics.GATEWAY if metric.kind != "histogram")
-        built = metrics.build(others, registry)
+        others = tuple(metric for metric in GATEWAY if metric.kind != "histogram")
+        built = build(others, registry)
         self._counters = {name: item for name, item in built.items() if isinstance(item, Counter)}
         self.gauges = {name: item for name, item in built.items() if isinstance(item, Gauge)}
         self._trace_is_kept = trace_is_kept
