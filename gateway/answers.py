@@ -83,7 +83,7 @@ async def _send_stream(call: Call, attempt: Attempt, response: UpstreamAnswer, r
         deadlines.enter(Phase.WRITE)
         if not exchange.started:
             await exchange.start(200, _stream_headers(call, attempt, response))
-        await exchange.write(out, now_ns=now)
+        await exchange.write(out)
         if ledger.first_token and not ledger.first_token_written:
             ledger.first_token_written = clock.mono_ns()
             reporter.first_token(_first_token(ledger))

@@ -1,7 +1,8 @@
 """The client's connection as the transport sees it: what it has not taken yet, and how far away it is.
 
 uvicorn's protocol hands its transport to the application (`Protocol`). The kernel is told to hold little that it can't
-send (TCP_NOTSENT_LOWAT), so that a client that reads slowly shows in the transport's own buffer; it may grow to
+send (TCP_NOTSENT_LOWAT), so that a client that reads slowly shows in the transport's own buffer. The transport tells
+when something stays there and when it is empty again: a client that keeps up costs nothing. The buffer may grow to
 WRITE_LIMIT_BYTES before the relay stops reading from the upstream.
 """
 
@@ -17,14 +18,18 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.head_join import HeadJoin
+from tracing.clock import Clock
 from tracing.ledger import Ledger
 
 CONNECTION = "tokenline.connection"
 """Key of the ASGI scope that holds the request's Connection."""
 WRITE_LIMIT_BYTES = 2**20
+_ANY_BYTES = 1
+"""A transport over TLS would take 0 for a limit that is always reached."""
 NOTSENT_LOWAT_BYTES = 2**14
 
 MAX_HEAD_BYTES = 2**16
@@ -47,9 +52,15 @@ _RTT_OFFSET = 68  # tcpi_rtt of struct tcp_info, µs (linux/tcp.h)
 class Connection:
     """One client's connection; serves the requests on it in turn."""
 
-    def __init__(self, transport: HeadJoin) -> None:
+    def __init__(self, transport: HeadJoin, flow: FlowControl) -> None:
         self._transport = transport
-        self._last_write_ns = 0
+        self._flow = flow
+        self._ledger: Ledger | None = None
+        """Of the answer that is being written."""
+        self._clock: Clock | None = None
+        self._unsent_since_ns = 0
+        self.is_behind = False
+        """Something that was written has not been taken."""
         self._rtt_ns = 0
         self._rtt_due_ns = 0
         self.has_whole_body = False
@@ -58,7 +69,7 @@ class Connection:
         self._is_lost = False
         self._socket = _tcp_socket(transport)
         self._queued = array.array("i", [0])
-        transport.set_write_buffer_limits(high=WRITE_LIMIT_BYTES)
+        transport.set_write_buffer_limits(high=_ANY_BYTES, low=0)
         if self._socket is not None:
             self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
 
@@ -75,23 +86,50 @@ class Connection:
         if left is not None:
             left()
 
-    def begin(self) -> None:
+    def begin(self, ledger: Ledger, clock: Clock) -> None:
         """A new answer starts: its head is about to be written, then its body."""
-        self._last_write_ns = 0
+        self._ledger, self._clock = ledger, clock
+        if self.is_behind:  # with an earlier answer; what waits from now on keeps this one
+            self._unsent_since_ns = clock.mono_ns()
         self._transport.hold()
+
+    def fell_behind(self) -> None:
+        """The client has not taken all that was written."""
+        self.is_behind = True
+        if self._clock is not None:
+            self._unsent_since_ns = self._clock.mono_ns()
+
+    def bound(self) -> None:
+        """Before a write to a client that is behind: over WRITE_LIMIT_BYTES it waits until a quarter is left."""
+        if self._transport.get_write_buffer_size() > WRITE_LIMIT_BYTES and not self._flow.write_paused:
+            self._flow.pause_writing()
+            self._transport.set_write_buffer_limits(high=WRITE_LIMIT_BYTES, low=WRITE_LIMIT_BYTES // 4)
+
+    def caught_up(self) -> None:
+        """The client has taken what was written; after `bound`, all but a quarter."""
+        self.is_behind = False
+        if self._clock is not None:
+            self._charge(self._clock.mono_ns())
+        if self._flow.write_paused:
+            self._flow.resume_writing()
+            self._transport.set_write_buffer_limits(high=_ANY_BYTES, low=0)
+
+    def _charge(self, now_ns: int) -> None:
+        """The time in which something was unsent is the client's, up to the answer's last byte."""
+        ledger, since_ns = self._ledger, self._unsent_since_ns
+        if ledger is not None and since_ns:
+            ledger.backpressure_ns += max(0, (ledger.finish or now_ns) - since_ns)
+        self._unsent_since_ns = 0
 
     def complete(self) -> None:
         """The answer's last piece has been written."""
         self._transport.release()
 
-    def before_write(self, ledger: Ledger, now_ns: int) -> None:
-        """Charges the time since the previous write to the client if it has still not taken what was written then."""
-        if self._last_write_ns and self._transport.get_write_buffer_size():
-            ledger.backpressure_ns += now_ns - self._last_write_ns
-        self._last_write_ns = now_ns
-
     def end(self, ledger: Ledger) -> None:
         """After the last byte: what is still unsent, and the connection's round trip. Unknown stays 0."""
+        if self._ledger is ledger:
+            self._charge(ledger.finish)
+            self._ledger = None
         if self._socket is None or self._transport.is_closing():
             return
         try:
@@ -128,7 +166,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         joined = HeadJoin(transport)
         super().connection_made(joined)  # type: ignore[arg-type]
-        self._connection = Connection(joined)
+        self._connection = Connection(joined, self.flow)
         self._running: RequestResponseCycle | None = None
         """The request that is served; `cycle` is the one that was read last, which may wait its turn."""
         self._in_message = False
@@ -257,6 +295,12 @@ class Protocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.fell_behind()
+
+    def resume_writing(self) -> None:
+        self._connection.caught_up()
 
     def _allow(self, seconds: float) -> None:
         """The connection is closed after that time, unless what it waits for came."""

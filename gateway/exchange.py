@@ -132,15 +132,16 @@ class Exchange:
         """Sends the status line and headers, ours added."""
         self.started = True
         self.ledger.status = status
-        self._connection.begin()
+        self._connection.begin(self.ledger, self.clock)
         if self.more_headers:  # this gateway's limits, not an upstream's
             headers = [header for header in headers if not header[0].startswith(RATELIMIT)]
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._own_headers()]})
 
-    async def write(self, body: bytes, *, last: bool = False, now_ns: int = 0) -> None:
-        """Sends a piece of the body; `last` ends the answer, `now_ns` is the time where the caller has just read it."""
+    async def write(self, body: bytes, *, last: bool = False) -> None:
+        """Sends a piece of the body; `last` ends the answer."""
         ledger = self.ledger
-        self._connection.before_write(ledger, now_ns or self.clock.mono_ns())
+        if self._connection.is_behind:
+            self._connection.bound()
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         ledger.response_bytes += len(body)
         if last:
@@ -173,7 +174,6 @@ class Exchange:
 
     async def abort(self) -> None:
         """Cuts the client off; what it had not taken by now is charged to it."""
-        self._connection.before_write(self.ledger, self.clock.mono_ns())
         self._connection.abort()
         await asyncio.sleep(0)  # uvicorn hears of the loss, and misses no end of the answer
 

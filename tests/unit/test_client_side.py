@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.client_clock import TrustedProxies, request_start_ns
 from gateway.connection import NOTSENT_LOWAT_BYTES, WRITE_LIMIT_BYTES, Connection
@@ -52,46 +53,101 @@ def test_only_a_trusted_proxy_is_believed(client: tuple[str, int] | None, truste
 
 
 class Transport(asyncio.Transport):
-    """Holds as many bytes as the test says."""
+    """Holds as many bytes as the test says, and remembers its limits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.held = 0
-        self.high: int | None = None
+        self.limits: tuple[int | None, int | None] | None = None
 
     def get_write_buffer_size(self) -> int:
         return self.held
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high = high
+        self.limits = high, low
 
 
 def new_ledger() -> Ledger:
     return Ledger("r", "t" * 32, "s" * 16, 1, 1)
 
 
-def test_back_pressure_is_the_time_between_writes_over_which_bytes_were_not_taken() -> None:
-    transport, ledger, clock = Transport(), new_ledger(), FakeClock()
-    connection = Connection(HeadJoin(transport))
-    assert transport.high == WRITE_LIMIT_BYTES
-    connection.begin()
-    for held, wait_ms in [(0, 10), (0, 20), (500, 30), (500, 40), (0, 50)]:
-        # `held` is what is left, at this write, of what was written before.
-        transport.held = held
-        connection.before_write(ledger, clock.mono_ns())
-        clock.advance_ms(wait_ms)
-    assert ledger.backpressure_ns == (20 + 30) * 1_000_000
+class Line:
+    """A connection over a transport that holds what it is told to."""
+
+    def __init__(self) -> None:
+        self.transport, self.clock = Transport(), FakeClock()
+        self.flow = FlowControl(self.transport)
+        self.connection = Connection(HeadJoin(self.transport), self.flow)
+
+    def begin(self) -> Ledger:
+        ledger = new_ledger()
+        self.connection.begin(ledger, self.clock)
+        return ledger
+
+    def end(self, ledger: Ledger) -> float:
+        """Ends the answer now; its back-pressure in ms."""
+        ledger.finish = self.clock.mono_ns()
+        self.connection.end(ledger)
+        return ledger.backpressure_ns / 1e6
 
 
-def test_an_answer_is_not_charged_with_the_pause_before_it() -> None:
-    transport, ledger, clock = Transport(), new_ledger(), FakeClock()
-    connection = Connection(HeadJoin(transport))
-    connection.before_write(ledger, clock.mono_ns())
-    clock.advance_ms(1000)
-    connection.begin()
-    transport.held = 10
-    connection.before_write(ledger, clock.mono_ns())
-    assert ledger.backpressure_ns == 0
+def test_back_pressure_is_the_time_in_which_written_bytes_were_not_taken() -> None:
+    line = Line()
+    assert line.transport.limits == (1, 0)
+    ledger = line.begin()
+    line.clock.advance_ms(10)
+    for behind_ms, apart_ms in [(20, 30), (40, 50)]:
+        line.connection.fell_behind()
+        line.clock.advance_ms(behind_ms)
+        line.connection.caught_up()
+        line.clock.advance_ms(apart_ms)
+    line.connection.fell_behind()
+    line.clock.advance_ms(5)
+    assert line.end(ledger) == 20 + 40 + 5
+    line.clock.advance_ms(1000)
+    line.connection.caught_up()
+    assert ledger.backpressure_ns == 65e6
+
+
+def test_what_is_unsent_at_the_last_byte_is_charged_up_to_it() -> None:
+    line = Line()
+    ledger = line.begin()
+    line.connection.fell_behind()
+    ledger.finish = line.clock.advance_ms(7)
+    line.clock.advance_ms(500)
+    line.connection.caught_up()
+    line.connection.end(ledger)
+    assert ledger.backpressure_ns == 7e6
+
+
+def test_an_answer_is_not_charged_with_the_time_before_it() -> None:
+    line = Line()
+    assert line.end(line.begin()) == 0
+    line.connection.fell_behind()
+    line.clock.advance_ms(1000)
+    ledger = line.begin()
+    line.clock.advance_ms(3)
+    line.connection.caught_up()
+    line.clock.advance_ms(1000)
+    assert line.end(ledger) == 3
+
+
+def test_writing_pauses_over_the_limit_and_goes_on_at_a_quarter() -> None:
+    line = Line()
+    ledger = line.begin()
+    line.connection.fell_behind()
+    line.transport.held = WRITE_LIMIT_BYTES
+    line.connection.bound()
+    assert not line.flow.write_paused
+    line.transport.held += 1
+    line.connection.bound()
+    assert line.flow.write_paused
+    assert line.transport.limits == (WRITE_LIMIT_BYTES, WRITE_LIMIT_BYTES // 4)
+    line.clock.advance_ms(9)
+    line.connection.caught_up()
+    assert not line.flow.write_paused
+    assert line.transport.limits == (1, 0)
+    assert line.end(ledger) == 9
 
 
 async def test_a_real_connection_tells_its_round_trip_and_what_is_unsent() -> None:
@@ -101,7 +157,8 @@ async def test_a_real_connection_tells_its_round_trip_and_what_is_unsent() -> No
     class Server(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             transports.append(transport)  # type: ignore[arg-type]
-            made.set_result(Connection(HeadJoin(transport)))  # type: ignore[arg-type]
+            joined = HeadJoin(transport)  # type: ignore[arg-type]
+            made.set_result(Connection(joined, FlowControl(joined)))  # type: ignore[arg-type]
 
     server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
     client = socket.socket()
