@@ -6,8 +6,10 @@ observer that takes, joins, stores and counts everything. Throughput: short runs
 is not measured being stopped (SIGSTOP). TTFT: single requests to one and the other in turn. So what else the machine
 does weighs on both alike.
 
-The worker has a core of its own. The observer shares the other with load and upstream where there are two, else it has
-one too; its own cost is given beside.
+The worker has a core of its own and must be what is slowest, on both sides: one that has to wait pays for it (a wake-up
+and cold caches for every few events), whatever is traced. So load and upstream come first on the other core, and the
+observer has what they leave of it (SCHED_IDLE), then time to take the rest; with three cores or more it has one too.
+`worker_busy` says whether it held. The observer's own cost is given beside.
 
     python -m benchmarks.tracing_cost --json       about three minutes
     python -m benchmarks.tracing_cost --quick      under a minute
@@ -43,6 +45,9 @@ PATH = "/api/v1/chat/completions"
 CONNECTIONS = 16
 THROUGHPUT_TARGET = 0.90
 ADDED_TTFT_TARGET_US = 50.0
+BUSY_TARGET = 0.97
+DRAIN_POLL_SECONDS = 0.1
+MAX_DRAIN_POLLS = 100
 
 
 def serve(tracing: str, settings: Settings) -> None:
@@ -72,7 +77,7 @@ def _switch_off(worker: Any) -> None:
         (Reporter, ("admitted", "first_token", "closed")),
         (LoopLag, ("start",)),
         (Exchange, ("woke",)),
-        (Connection, ("before_write", "end")),
+        (Connection, ("end",)),
     ):
         for name in names:
             if not hasattr(owner, name):
@@ -103,14 +108,27 @@ class Side:
         try:
             before = self._cpu()
             done = subprocess.run(command, preexec_fn=pin, capture_output=True, text=True, check=True)
-            after = self._cpu()
+            loaded = self._cpu()
+            after = self._rested()
         finally:
             self.freeze(True)
         found: dict[str, Any] = json.loads(done.stdout)
         requests = found["requests"]
         found["worker_cpu_us"] = (after[0] - before[0]) / requests * 1e6
+        found["worker_busy"] = (loaded[0] - before[0]) / seconds
         found["observer_cpu_us"] = (after[1] - before[1]) / requests * 1e6
         return found
+
+    def _rested(self) -> tuple[float, float]:
+        """CPU seconds once all records have been taken: the observer spends next to nothing any more."""
+        last = self._cpu()
+        for _ in range(MAX_DRAIN_POLLS):
+            time.sleep(DRAIN_POLL_SECONDS)
+            now = self._cpu()
+            if now[1] - last[1] < DRAIN_POLL_SECONDS / 5:
+                break
+            last = now
+        return now
 
     def _cpu(self) -> tuple[float, float]:
         def spent(process: psutil.Process | None) -> float:
@@ -147,6 +165,8 @@ def sides(stack: ExitStack, cores: list[int]) -> Iterator[dict[str, Side]]:
         if name == "on":
             command = [sys.executable, "-m", "benchmarks.observer_throughput", "observe", packed]
             observer = stack.enter_context(running(command, observer_core, ops)).pid
+            if observer_core == load_core and hasattr(os, "SCHED_IDLE"):
+                leave_the_core(observer)
         command = [sys.executable, "-m", "benchmarks.tracing_cost", "serve", name, packed]
         environ = {**os.environ, "TOKENLINE_BENCH_KEY": KEY}
         worker = stack.enter_context(running(command, worker_core, port, env=environ)).pid
@@ -159,6 +179,12 @@ def sides(stack: ExitStack, cores: list[int]) -> Iterator[dict[str, Side]]:
     finally:
         for side in found.values():
             side.freeze(False)
+
+
+def leave_the_core(pid: int) -> None:
+    """All threads of the process run when nobody else wants their core."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def measure(pairs: int, seconds: float, ttft_seconds: float) -> dict[str, Any]:
@@ -181,15 +207,26 @@ def measure(pairs: int, seconds: float, ttft_seconds: float) -> dict[str, Any]:
     off_us, on_us = ttft["first_event_p50_us"]
     quick_off_us, quick_on_us = ttft["first_event_p10_us"]
     capacity = statistics.median(run["off"]["worker_cpu_us"] / run["on"]["worker_cpu_us"] for run in runs)
+    with_observer = statistics.median(
+        run["off"]["worker_cpu_us"] / (run["on"]["worker_cpu_us"] + run["on"]["observer_cpu_us"]) for run in runs
+    )
+    busy = {name: statistics.median(run[name]["worker_busy"] for run in runs) for name in ("off", "on")}
     return {
         "worker_throughput_ratio": capacity,
-        "machine_throughput_ratio": statistics.median(run["on"]["rps"] / run["off"]["rps"] for run in runs),
+        "worker_busy": busy,
+        "throughput_ratio_per_cpu_second_with_observer": with_observer,
         "added_ttft_us": on_us - off_us,
         "added_ttft_p10_us": quick_on_us - quick_off_us,
         "ttft_us": {"off": off_us, "on": on_us},
         "observer_cpu_us_per_request": statistics.median(run["on"]["observer_cpu_us"] for run in runs),
-        "targets": {"worker_throughput_ratio": THROUGHPUT_TARGET, "added_ttft_us": ADDED_TTFT_TARGET_US},
-        "met": capacity >= THROUGHPUT_TARGET and on_us - off_us <= ADDED_TTFT_TARGET_US,
+        "targets": {
+            "worker_throughput_ratio": THROUGHPUT_TARGET,
+            "worker_busy": BUSY_TARGET,
+            "added_ttft_us": ADDED_TTFT_TARGET_US,
+        },
+        "met": capacity >= THROUGHPUT_TARGET
+        and min(busy.values()) >= BUSY_TARGET
+        and on_us - off_us <= ADDED_TTFT_TARGET_US,
         "runs": runs,
         "cores": len(cores),
     }
@@ -231,7 +268,10 @@ def show(result: dict[str, Any]) -> None:
     table.add_row(
         "relay throughput with tracing (worker's CPU time)", f"{result['worker_throughput_ratio']:.1%}", at_least
     )
-    table.add_row("requests/s on this machine, observer included", f"{result['machine_throughput_ratio']:.1%}", "-")
+    busy, nearly_all = min(result["worker_busy"].values()), f"at least {BUSY_TARGET:.0%}"
+    table.add_row("worker's core busy meanwhile, on the side where it was less", f"{busy:.1%}", nearly_all)
+    with_observer = result["throughput_ratio_per_cpu_second_with_observer"]
+    table.add_row("the same with the observer's CPU time counted as well", f"{with_observer:.1%}", "-")
     table.add_row("added TTFT, median", f"{result['added_ttft_us']:.0f} µs", at_most)
     table.add_row(
         "the same at P10 (other work on the machine weighs least)", f"{result['added_ttft_p10_us']:.0f} µs", "-"
