@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
+from hypothesis import HealthCheck, Phase, settings
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 COUNTS = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
@@ -177,3 +178,26 @@ class Scripted:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
             loop.close()
+
+
+def two_upstreams(url: str, server: str, upstream: str = "") -> str:
+    """A configuration with these lines in its tables: `all` speaks every surface, `some` chat and tokenize alone."""
+    every = ["chat", "completions", "responses", "messages", "count_tokens", "embeddings", "tokenize"]
+    spoken = {"all": every, "some": ["chat", "tokenize"]}
+    lines = ['[engine]\nbackend = "none"', f"[server]\n{server}"]
+    for name, surfaces in spoken.items():
+        lines.append(f'[[upstreams]]\nname = "{name}"\nurl = "{url}"\nsurfaces = {json.dumps(surfaces)}\n{upstream}')
+    for model, name in {"native": "all", "chat": "some"}.items():
+        lines.append(f'[[models]]\nname = "{model}"\ntargets = [{{ upstream = "{name}" }}]')
+    return "\n".join(lines)
+
+
+def quiet(max_examples: int) -> settings:
+    """Hypothesis without a deadline or a random seed of its own: a failure is the gateway's, and comes again."""
+    return settings(
+        max_examples=max_examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    )

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import requests
 import schemathesis
-from fuzz_rig import Everything
-from hypothesis import HealthCheck, Phase, given, settings
+from fuzz_rig import Everything, quiet, two_upstreams
+from hypothesis import given
 from hypothesis import strategies as st
 from line_rig import Line, line
 from schemathesis import Case, GenerationMode
@@ -39,37 +39,11 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-QUIET = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
+QUIET = quiet(max_examples=60)
 PATHS = (
     "/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens", "/embeddings",
     "/tokenize", "/detokenize",
 )  # fmt: skip
-CONFIG = """
-[engine]
-backend = "none"
-[server]
-max_body_bytes = 1000000
-[[upstreams]]
-name = "all"
-url = "{url}"
-surfaces = ["chat", "completions", "responses", "messages", "count_tokens", "embeddings", "tokenize"]
-[[upstreams]]
-name = "some"
-url = "{url}"
-surfaces = ["chat", "tokenize"]
-[[models]]
-name = "native"
-targets = [{{ upstream = "all" }}]
-[[models]]
-name = "chat"
-targets = [{{ upstream = "some" }}]
-"""
 
 
 class Fuzzed:
@@ -99,7 +73,7 @@ class Fuzzed:
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     folder = tmp_path_factory.mktemp("fuzz")
     with Everything().serving() as upstream:
-        (folder / "tokenline.toml").write_text(CONFIG.format(url=upstream.url))
+        (folder / "tokenline.toml").write_text(two_upstreams(upstream.url, server="max_body_bytes = 1000000"))
         with line(folder) as gateway:
             yield Fuzzed(gateway, upstream)
             assert gateway.metric("tokenline_requests_total", status_class="5xx") == 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import requests
-from fuzz_rig import STREAMS, WHOLE, Scripted
-from hypothesis import HealthCheck, Phase, event, given, settings
+from fuzz_rig import STREAMS, WHOLE, Scripted, quiet, two_upstreams
+from hypothesis import event, given
 from hypothesis import strategies as st
 from line_rig import Line, line
 
@@ -17,36 +17,8 @@ from protocol.sse import EventSplitter, event_data
 
 pytestmark = pytest.mark.e2e
 
-QUIET = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
-CONFIG = """
-[engine]
-backend = "none"
-[server]
-first_byte_timeout_seconds = 2
-idle_timeout_seconds = 2
-[[upstreams]]
-name = "all"
-url = "{url}"
-health_path = ""
-surfaces = ["chat", "completions", "responses", "messages", "count_tokens", "embeddings", "tokenize"]
-[[upstreams]]
-name = "some"
-url = "{url}"
-health_path = ""
-surfaces = ["chat", "tokenize"]
-[[models]]
-name = "native"
-targets = [{{ upstream = "all" }}]
-[[models]]
-name = "chat"
-targets = [{{ upstream = "some" }}]
-"""
+QUIET = quiet(max_examples=150)
+SERVER = "first_byte_timeout_seconds = 2\nidle_timeout_seconds = 2"
 ASKED: dict[str, dict[str, Any]] = {
     "/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/completions": {"prompt": "hi"},
@@ -169,7 +141,7 @@ def answers(good: bytes, body: Any, events: list[Any] | None) -> st.SearchStrate
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Line, Scripted]]:
     folder = tmp_path_factory.mktemp("fuzz")
     with Scripted().serving() as upstream:
-        (folder / "tokenline.toml").write_text(CONFIG.format(url=upstream.url))
+        (folder / "tokenline.toml").write_text(two_upstreams(upstream.url, SERVER, upstream='health_path = ""'))
         with line(folder) as running:
             yield running, upstream
             assert running.metric("tokenline_requests_total", outcome="gateway_error") == 0

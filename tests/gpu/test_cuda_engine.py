@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_support import ORDERS, TINY_MODELS, Driver, prompts, settings_of, write_tiny_model
+from engine_support import ORDERS, TINY_MODELS, Driver, generated, prompts, settings_of, write_tiny_model
 
 from backend_engine.devices.fitting import FitError
 from backend_engine.devices.opening import open_device
@@ -33,20 +33,6 @@ def driver_of(folder: Path, order: str = "pipelined", **engine: Any) -> Driver:
     )  # fmt: skip
     clock = SystemClock()
     return Driver(open_device(settings, clock), settings, clock)
-
-
-def generated(model: Any, prompt: list[int], max_tokens: int) -> list[int]:
-    out = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=max_tokens,
-        min_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    found: list[int] = out[0, len(prompt) :].tolist()
-    return found
 
 
 def played(folder: Path, order: str, **sampling: Any) -> dict[str, list[int]]:

@@ -195,3 +195,18 @@ def prompts(lengths: Iterable[int], seed: int = 0) -> list[list[int]]:
     """Random prompts."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def generated(model: Any, prompt: list[int], max_tokens: int) -> list[int]:
+    """The tokens that transformers itself answers with, greedily."""
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=max_tokens,
+        min_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    found: list[int] = out[0, len(prompt) :].tolist()
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_support import TINY_MODELS, VOCAB, Driver, prompts, settings_of, write_tiny_model
+from engine_support import TINY_MODELS, VOCAB, Driver, generated, prompts, settings_of, write_tiny_model
 
 from backend_engine.devices import forwards
 from backend_engine.devices.opening import open_device
@@ -25,19 +25,6 @@ def driver_of(folder: Path, dtype: str = "float32", **scheduler: Any) -> Driver:
     )
     clock = SystemClock()
     return Driver(open_device(settings, clock), settings, clock)
-
-
-def generated(model: Any, prompt: list[int], max_tokens: int) -> list[int]:
-    out = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=max_tokens,
-        min_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
