@@ -46,6 +46,7 @@ def profiled(batch: int) -> dict[str, Any]:
     """In this process: prefill and decode of one batch."""
     from torch.profiler import ProfilerActivity, profile
 
+    from backend_engine.core.forward import InlineForward
     from backend_engine.core.loop import EngineCore
     from backend_engine.core.messages import Sampling, Submit
     from backend_engine.devices.opening import open_device
@@ -61,7 +62,7 @@ def profiled(batch: int) -> dict[str, Any]:
             "token_interval": {"async_scheduling": False, "overlap_token_interval": False},
         }
     )
-    core = EngineCore(open_device(settings, clock), settings, clock, draw_seed=lambda: 0)
+    core = EngineCore(InlineForward(open_device(settings, clock)), settings, clock, draw_seed=lambda: 0)
 
     def begin(name: str) -> None:
         for number in range(batch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 from backend_engine.core.step import Device, Flight, StepPlan, StepResult, StepVoid
@@ -10,6 +12,8 @@ from backend_engine.core.step import Device, Flight, StepPlan, StepResult, StepV
 
 class Forward(Protocol):
     """Starts steps in order. `start` never raises what a step raises: its flight does, when it is waited for."""
+
+    device: Device
 
     def start(self, plan: StepPlan) -> Flight:
         """Hands a step over."""
@@ -63,6 +67,7 @@ class InlineForward:
     """The caller's own thread launches."""
 
     def __init__(self, device: Device) -> None:
+        self.device = device
         self._launcher = Launcher(device)
 
     def start(self, plan: StepPlan) -> Flight:
@@ -98,19 +103,31 @@ class QueuedFlight:
 
 
 class ForwardThread:
-    """A thread that only launches. Its queue holds one step: `start` blocks while the step before is still in it.
+    """A thread that opens the device and then only launches. Its queue holds one step: `start` blocks while the step
+    before is still in it.
 
     Two semaphores count the queue's room and its content. Launching needs nothing from the host but the plan, so the
     thread goes on to the next step while the scheduler waits for the end of the one before.
+
+    Who launches must be who opened: OpenMP keeps a team of threads for each thread that ever computed in parallel. A
+    second team, though it has nothing more to do, makes libgomp count more threads than cores, and then every barrier
+    of a step sleeps in the kernel and does not spin: 18 ms of a decode step of 58 ms (SmolLM2-135M, two cores).
     """
 
-    def __init__(self, device: Device) -> None:
-        self._launcher = Launcher(device)
+    def __init__(self, opens: Callable[[], Device]) -> None:
+        """`opens` is called by the thread; what it raises is raised here."""
         self._room = threading.Semaphore(1)
         self._content = threading.Semaphore(0)
         self._next: QueuedFlight | None = None
-        self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
+        opened: Future[Device] = Future()
+        self._thread = threading.Thread(target=self._run, args=(opens, opened), name="forward", daemon=True)
         self._thread.start()
+        try:
+            self.device = opened.result()
+        except BaseException:
+            self._thread.join()
+            raise
+        self._launcher = Launcher(self.device)
 
     def start(self, plan: StepPlan) -> Flight:
         """Puts a step in the queue."""
@@ -131,7 +148,12 @@ class ForwardThread:
         self._content.release()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, opens: Callable[[], Device], opened: Future[Device]) -> None:
+        try:
+            opened.set_result(opens())
+        except BaseException as error:
+            opened.set_exception(error)
+            return
         while True:
             self._content.acquire()
             flight = self._next
@@ -139,3 +161,8 @@ class ForwardThread:
             if flight is None:
                 return
             flight.left(self._launcher.launch(flight.plan))
+
+
+def start_forward(opens: Callable[[], Device], *, has_thread: bool) -> Forward:
+    """The device is opened by the thread that will launch its steps; raises what `opens` raises."""
+    return ForwardThread(opens) if has_thread else InlineForward(opens())

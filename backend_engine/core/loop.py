@@ -21,7 +21,7 @@ from collections.abc import Callable
 import msgspec
 
 from backend_engine.core.foresight import Foresight
-from backend_engine.core.forward import Forward, ForwardThread, InlineForward
+from backend_engine.core.forward import Forward
 from backend_engine.core.messages import Abort, Gauges, Mask, Outputs, Shutdown, Step, Submit, ToCore, TokenLogprobs
 from backend_engine.core.messages import Output as RequestOutput
 from backend_engine.core.pages import Pages
@@ -29,7 +29,7 @@ from backend_engine.core.refusals import refusal_of
 from backend_engine.core.request import Request
 from backend_engine.core.scheduler import Scheduler
 from backend_engine.core.slots import Slots
-from backend_engine.core.step import NO_TOKEN, Chunk, Device, Flight, OutOfDeviceMemory, StepPlan, StepResult, StepVoid
+from backend_engine.core.step import NO_TOKEN, Chunk, Flight, OutOfDeviceMemory, StepPlan, StepResult, StepVoid
 from protocol.timings import EngineState
 from settings.schema import Settings
 from tracing.clock import Clock
@@ -53,9 +53,10 @@ class EngineCore:
     `draw_seed` gives a 64-bit seed to a request that brings none.
     """
 
-    def __init__(self, device: Device, settings: Settings, clock: Clock, draw_seed: Callable[[], int]) -> None:
+    def __init__(self, forward: Forward, settings: Settings, clock: Clock, draw_seed: Callable[[], int]) -> None:
         switches = settings.token_interval
-        self._device = device
+        self._forward = forward
+        device = self._device = forward.device
         self._clock = clock
         self._draw_seed = draw_seed
         self.slots = Slots(settings.scheduler.max_num_seqs)
@@ -66,7 +67,6 @@ class EngineCore:
         self.info = msgspec.structs.replace(
             device.info, async_scheduling=switches.async_scheduling, slot_reuse=switches.slot_reuse
         )
-        self._forward: Forward = ForwardThread(device) if switches.async_scheduling else InlineForward(device)
         self._plans_ahead = switches.async_scheduling
         self._overlaps = switches.overlap_token_interval
         self._foresight = Foresight()

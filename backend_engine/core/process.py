@@ -15,11 +15,13 @@ import secrets
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import zmq
 
+from backend_engine.core.forward import start_forward
 from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Failed, FromCore, ToCore, decode_to_core, encode
 from backend_engine.devices.opening import open_device
@@ -101,8 +103,9 @@ def run_core(settings: Settings, in_address: str, out_address: str) -> int:
     clock = SystemClock()
     mailbox = Mailbox(in_address, out_address)
     try:
-        device = open_device(settings, clock)
-        core = EngineCore(device, settings, clock, draw_seed=lambda: secrets.randbits(63))
+        has_thread = settings.token_interval.async_scheduling
+        forward = start_forward(partial(open_device, settings, clock), has_thread=has_thread)
+        core = EngineCore(forward, settings, clock, draw_seed=lambda: secrets.randbits(63))
     except Exception as error:
         log.error("the engine cannot serve: %s", error, exc_info=not isinstance(error, ValueError))
         mailbox.send(Failed(str(error) or type(error).__name__))

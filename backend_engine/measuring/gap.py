@@ -18,11 +18,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from backend_engine.core.forward import start_forward
 from backend_engine.core.messages import Outputs, Sampling, Step, Submit
 from backend_engine.measuring.host_times import SCHEDULE, HostTimes, TimedCore
 from backend_engine.measuring.text_side import TextInAProcess, TextInTheLoop, TextSide
@@ -165,7 +167,9 @@ def measure(name: str, batch: int, forward_ms: float, steps: int) -> Iterator[di
     mode = MODES[name]
     settings, clock, times = settings_for(mode, batch, forward_ms), SystemClock(), HostTimes()
     seeds = itertools.count()
-    core = TimedCore(open_simulated(settings, clock), settings, clock, draw_seed=lambda: next(seeds))
+    has_thread = settings.token_interval.async_scheduling
+    forward = start_forward(partial(open_simulated, settings, clock), has_thread=has_thread)
+    core = TimedCore(forward, settings, clock, draw_seed=lambda: next(seeds))
     core.times = times
     with tempfile.TemporaryDirectory(prefix="tokenline-") as folder:
         text: TextSide = (TextInAProcess if mode.has_text_process else TextInTheLoop)(Path(folder), times)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from backend_engine.core.forward import InlineForward
 from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Sampling, Submit
 from backend_engine.devices.kv_cache import KvCache
@@ -71,7 +72,7 @@ def test_an_answer_through_the_engine_is_sensible_english(loaded: LoadedModel, s
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
     clock = SystemClock()
     device = TorchDevice(loaded, settings, clock, torch.device("cpu"))
-    core = EngineCore(device, settings, clock, draw_seed=lambda: 0)
+    core = EngineCore(InlineForward(device), settings, clock, draw_seed=lambda: 0)
     how = Sampling(max_tokens=24, temperature=0.0, stop_token_ids=device.info.eos_token_ids)
     core.take(Submit("a", list(prompt), how, clock.mono_ns()))
     answer: list[int] = []

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from backend_engine.core.forward import start_forward
 from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Abort, Finished, Output, Outputs, Sampling, Scheduled, Step, Submit
 from backend_engine.core.step import Device, Flight, StepPlan, StepResult
@@ -78,7 +79,8 @@ class Driver:
     def __init__(self, device: Device, settings: Settings, clock: Clock) -> None:
         self.clock = clock
         self._seeds = iter(range(10_000, 1_000_000))
-        self.core = EngineCore(device, settings, clock, draw_seed=lambda: next(self._seeds))
+        forward = start_forward(lambda: device, has_thread=settings.token_interval.async_scheduling)
+        self.core = EngineCore(forward, settings, clock, draw_seed=lambda: next(self._seeds))
         self.said: list[Outputs] = []
         self.outputs: dict[str, list[Output]] = defaultdict(list)
 

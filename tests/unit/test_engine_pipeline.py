@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engine_support import ORDERS, Driver, settings_of, simulated
 
-from backend_engine.core.forward import ForwardThread, QueuedFlight
+from backend_engine.core.forward import ForwardThread, QueuedFlight, start_forward
 from backend_engine.core.messages import Submit
 from backend_engine.core.step import Device, Flight, StepPlan, StepResult
 from backend_engine.devices.simulated import ALPHABET
@@ -244,8 +244,10 @@ class SlowLaunch:
         self.inner = inner
         self.go = threading.Semaphore(0)
         self.launched = threading.Semaphore(0)
+        self.launched_by = 0
 
     def launch(self, plan: StepPlan) -> Flight:
+        self.launched_by = threading.get_ident()
         self.launched.release()
         assert self.go.acquire(timeout=10)
         return self.inner.launch(plan)
@@ -256,7 +258,7 @@ def test_the_forward_threads_queue_holds_one_step_and_start_blocks_for_a_second(
     driver.submit("a", [65], 3)
     driver.run()
     device = SlowLaunch(driver.core._device)
-    forward = ForwardThread(device)
+    forward = ForwardThread(lambda: device)
     first, second = forward.start(plans[0]), forward.start(plans[1])
     assert device.launched.acquire(timeout=10)  # the first is being launched, the second lies in the queue
     is_third_in = threading.Event()
@@ -332,3 +334,32 @@ def test_a_second_submit_of_an_id_in_flight_is_ignored_in_the_pipeline_too() -> 
     driver.run()
     assert driver.finished("a").output_tokens == 5
     driver.close()
+
+
+def test_the_thread_that_launches_is_the_one_that_opened_the_device() -> None:
+    driver, _, plans = start("in order")
+    driver.submit("a", [65], 1)
+    driver.run()
+    device = SlowLaunch(driver.core._device)
+    device.go.release()
+    threads: list[int] = []
+
+    def opens() -> Device:
+        threads.append(threading.get_ident())
+        return device
+
+    forward = start_forward(opens, has_thread=True)
+    forward.start(plans[0]).wait()
+    assert threads == [device.launched_by]
+    assert threads != [threading.get_ident()]
+    forward.close()
+
+
+def test_what_opening_raises_is_raised_and_its_thread_ends() -> None:
+    def opens() -> Device:
+        raise ValueError("no such model")
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="no such model"):
+        start_forward(opens, has_thread=True)
+    assert threading.active_count() == before
