@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from backend_engine.models.packing import can_pack, pack_linears
+from backend_engine.models.packing import PackedLinear, can_pack, pack_linears
 
 KV_PAGES = 128
 """Of 256 tokens; 32 sequences of 200 tokens take 32."""
@@ -58,7 +58,7 @@ def products(folder: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     packed = []
     if can_pack(torch.float32, device):
         pack_linears(model)
-        packed = [module for module in model.modules() if hasattr(module, "weight_bytes")]
+        packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
 
     def plain() -> None:
         for weight in weights:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from backend_engine.devices.kv_cache import KvCache
-from backend_engine.devices.packed_step import logits_of
+from backend_engine.devices.packed_step import Model, logits_of
 from backend_engine.devices.paged_step import Kernel, PagedStep, sequences_that_decode
 from backend_engine.devices.slot_rows import SlotRows
 
@@ -96,7 +96,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Model,
         rows: SlotRows,
         cache: KvCache,
         *,

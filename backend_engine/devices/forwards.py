@@ -13,7 +13,7 @@ from backend_engine.core.step import Chunk
 from backend_engine.devices.decode_graphs import CudaRecorder, DecodeGraphs, size_for
 from backend_engine.devices.kv_cache import KvCache
 from backend_engine.devices.memory import is_memory_error
-from backend_engine.devices.packed_step import PackedStep, last_rows, logits_of
+from backend_engine.devices.packed_step import Model, PackedStep, last_rows, logits_of
 from backend_engine.devices.paged_step import Kernel, PagedStep, flash_attention, sequences_of, why_not_paged
 from backend_engine.devices.selfcheck import SelfCheck
 from backend_engine.devices.slot_rows import SlotRows
@@ -37,7 +37,7 @@ class PackedForward:
     """Attention over what each sequence's pages hold, one sequence or one group of them at a time: for a CPU, and for
     what flash attention does not do."""
 
-    def __init__(self, model: torch.nn.Module, rows: SlotRows, cache: KvCache) -> None:
+    def __init__(self, model: Model, rows: SlotRows, cache: KvCache) -> None:
         self._model = model
         self._rows = rows
         self._cache = cache
@@ -52,7 +52,7 @@ class PagedForward:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Model,
         rows: SlotRows,
         cache: KvCache,
         kernel: Kernel,
@@ -77,10 +77,17 @@ class PagedForward:
 
 
 def open_forward(
-    loaded: LoadedModel, rows: SlotRows, cache: KvCache, check: SelfCheck, *, spare_row: int, uses_graphs: bool
+    loaded: LoadedModel,
+    model: Model,
+    rows: SlotRows,
+    cache: KvCache,
+    check: SelfCheck,
+    *,
+    spare_row: int,
+    uses_graphs: bool,
 ) -> tuple[StepForward, float]:
-    """The best forward that this device has, and how far its logits are from transformers' own (relative). Raises
-    ModelError when every way differs too much."""
+    """The best forward of `model` that this device has, and how far its logits are from transformers' own (relative).
+    Raises ModelError when every way differs too much."""
     device = rows.state.length.device
     is_cuda = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if is_cuda else None
@@ -88,27 +95,27 @@ def open_forward(
     if why_not is None:
         try:
             kernel = flash_attention()
-            difference = check.compare(cache, partial(PagedStep.of, kernel=kernel))
+            difference = check.compare(model, cache, partial(PagedStep.of, kernel=kernel))
         except (ImportError, TypeError, RuntimeError, ModelError) as error:
             if is_memory_error(error):
                 raise
             why_not = str(error).splitlines()[0]
         else:
-            graphs = _recorded(loaded, rows, cache, kernel, spare_row) if uses_graphs else None
+            graphs = _recorded(loaded, model, rows, cache, kernel, spare_row) if uses_graphs else None
             log.info("attention reads the paged cache in place; decode steps are %s", "replayed" if graphs else "run")
-            return PagedForward(loaded.model, rows, cache, kernel, graphs), difference
+            return PagedForward(model, rows, cache, kernel, graphs), difference
     if is_cuda:
         log.warning("attention gathers the pages of each sequence, which is slow: %s", why_not)
-    return PackedForward(loaded.model, rows, cache), check.compare(cache)
+    return PackedForward(model, rows, cache), check.compare(model, cache)
 
 
 def _recorded(
-    loaded: LoadedModel, rows: SlotRows, cache: KvCache, kernel: Kernel, spare_row: int
+    loaded: LoadedModel, model: Model, rows: SlotRows, cache: KvCache, kernel: Kernel, spare_row: int
 ) -> DecodeGraphs | None:
     try:
         with torch.inference_mode():
             return DecodeGraphs(
-                loaded.model,
+                model,
                 rows,
                 cache,
                 spare_row=spare_row,

@@ -14,6 +14,7 @@ from backend_engine.devices.memory import to_device
 from backend_engine.devices.single_rows import SingleRows, by_length, reads_in_place
 from backend_engine.kernels.slot_tensors import StepInput
 from backend_engine.models.attention import LayerCall, attend_one
+from backend_engine.models.lean import LeanDecoder, RunnableStep
 
 
 class Piece(Protocol):
@@ -73,6 +74,7 @@ class PackedStep:
             )
             for at in gathered
         ]
+        self._is_one_group = len(self._singles) == 1 and not self._spans  # as decode steps are, nearly always
         self.input_ids = given.ids[None]  # [1, T]
         self.position_ids = given.positions[None]  # [1, T]
         self.sampled_rows = last_rows(pieces, device)  # [N]
@@ -87,9 +89,11 @@ class PackedStep:
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Stores the step's keys and values, then attends each sequence over its own; [T, heads, value_dim]."""
         self._cache.write(call.layer, self._kv_rows, call.key, call.value)
+        if self._is_one_group:
+            return self._singles[0].attend(call)
         out = call.query.new_empty(*call.query.shape[:2], call.value.shape[2])
         for single in self._singles:
-            single.attend(call, out)
+            out[single.rows] = single.attend(call)
         for span in self._spans:
             rows = slice(span.first_row, span.first_row + span.count)
             if span.start == 0:
@@ -125,18 +129,14 @@ def last_rows(pieces: Sequence[Piece], device: torch.device) -> torch.Tensor:
     return to_device([end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.samples], np.int64, device)
 
 
-class RunnableStep(Protocol):
-    """A step that a model can be run on."""
-
-    input_ids: torch.Tensor  # [1, T]
-    position_ids: torch.Tensor  # [1, T]
-    sampled_rows: torch.Tensor  # [N]
-
-    def attend(self, call: LayerCall) -> torch.Tensor: ...
+Model = torch.nn.Module | LeanDecoder
+"""A transformers model, run by its own code; or its weights, run by ours."""
 
 
-def logits_of(model: torch.nn.Module, step: RunnableStep) -> torch.Tensor:
-    """The model's logits at the rows that sample, [N, vocab]: its own forward, lm_head on those rows alone."""
+def logits_of(model: Model, step: RunnableStep) -> torch.Tensor:
+    """The model's logits at the rows that sample, [N, vocab]: lm_head runs on those rows alone."""
+    if isinstance(model, LeanDecoder):
+        return model.logits(step)
     out = model(
         input_ids=step.input_ids,
         position_ids=step.position_ids,

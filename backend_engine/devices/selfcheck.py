@@ -12,9 +12,10 @@ import msgspec
 import torch
 
 from backend_engine.devices.kv_cache import KvCache
-from backend_engine.devices.packed_step import PackedStep, Piece, RunnableStep, logits_of
+from backend_engine.devices.packed_step import Model, PackedStep, Piece, logits_of
 from backend_engine.models.attention import IMPLEMENTATION
 from backend_engine.models.errors import OTHER_ENGINE, ModelError
+from backend_engine.models.lean import RunnableStep
 from backend_engine.models.loading import LoadedModel
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.3}
@@ -24,6 +25,7 @@ StepOf = Callable[[Sequence[Piece], torch.Tensor, torch.Tensor, KvCache], Runnab
 """Makes a step of pieces, their tokens [S, longest], block tables [S, pages] and a cache."""
 
 _LENGTHS = (21, 10)
+_PAGE_SIZE = 16
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -47,7 +49,18 @@ class SelfCheck:
         with torch.inference_mode():
             self._own = None if self._is_too_short else self._own_logits()
 
-    def compare(self, cache: KvCache, step_of: StepOf = PackedStep.of) -> float:
+    def compare_alone(self, model: Model) -> float | None:
+        """As `compare`, with a small cache of its own; None where sequences are too short for it."""
+        if self._own is None:
+            return None
+        loaded = self._loaded
+        pages = -(-max(_LENGTHS) // _PAGE_SIZE)
+        cache = KvCache(
+            loaded.layers, len(_LENGTHS) * pages, _PAGE_SIZE, pages * _PAGE_SIZE, loaded.dtype, self._device
+        )
+        return self.compare(model, cache)
+
+    def compare(self, model: Model, cache: KvCache, step_of: StepOf = PackedStep.of) -> float:
         """Returns the largest relative difference; raises ModelError when it is above the tolerance.
 
         Writes pages of `cache`, which must have no owner yet.
@@ -60,8 +73,8 @@ class SelfCheck:
         first = [_Piece(0, 0, 13, False), _Piece(1, 0, _LENGTHS[1] - 1, False)]
         second = [_Piece(1, _LENGTHS[1] - 1, 1, True), _Piece(0, 13, _LENGTHS[0] - 13, True)]
         with torch.inference_mode():
-            logits_of(loaded.model, step_of(first, tokens, block_tables, cache))
-            ours = logits_of(loaded.model, step_of(second, tokens, block_tables, cache))
+            logits_of(model, step_of(first, tokens, block_tables, cache))
+            ours = logits_of(model, step_of(second, tokens, block_tables, cache))
         difference = float(((ours - self._own).norm(dim=-1) / self._own.norm(dim=-1)).max())
         if not difference <= TOLERANCE[loaded.dtype]:
             raise ModelError(

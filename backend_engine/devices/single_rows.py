@@ -62,23 +62,22 @@ class SingleRows:
         """`rows` of the packed step, their `slots`, and the `lengths` of their sequences; `block_tables` [S, pages] is
         read here only."""
         is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
-        self._rows = slice(rows[0], rows[0] + len(rows)) if is_run else torch.tensor(rows)
+        self.rows = slice(rows[0], rows[0] + len(rows)) if is_run else torch.tensor(rows)
         self._cache = cache
         self._lengths = torch.tensor(lengths)  # [N]
         pages = -(-max(lengths) // cache.page_size)
         self._pages = block_tables[torch.tensor(slots), :pages].long()  # [N, pages of the longest]
         self._patterns: dict[tuple[int, int, int | None], _Pattern] = {}
 
-    def attend(self, call: LayerCall, out: torch.Tensor) -> None:
-        """Writes these sequences' rows of `out` [T, heads, value_dim]. Their keys and values are in the cache."""
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        """These sequences' rows of the step's attention, [N, heads, value_dim]. Their keys and values are in the
+        cache."""
         heads, kv_heads = call.query.shape[1], call.key.shape[1]
         kind = (heads, kv_heads, call.window)
         pattern = self._patterns.get(kind)
         if pattern is None:
             pattern = self._patterns[kind] = self._pattern(heads, kv_heads, call)
-        out[self._rows] = pattern.attend(
-            call, call.query[self._rows], self._cache.keys[call.layer], self._cache.values[call.layer]
-        )
+        return pattern.attend(call, call.query[self.rows], self._cache.keys[call.layer], self._cache.values[call.layer])
 
     def _pattern(self, heads: int, kv_heads: int, call: LayerCall) -> _Pattern:
         lengths, size = self._lengths, self._cache.page_size

@@ -16,6 +16,7 @@ from backend_engine.devices.fitting import memory_of, pages_that_fit, start_erro
 from backend_engine.devices.forwards import open_forward
 from backend_engine.devices.kv_cache import KvCache
 from backend_engine.devices.memory import memory_errors_named
+from backend_engine.devices.model_choice import choose_model
 from backend_engine.devices.results import Arrival, OnHost, PinnedBuffers, Sampled, told_logprobs
 from backend_engine.devices.selfcheck import SelfCheck
 from backend_engine.devices.sizing import GIB
@@ -25,7 +26,6 @@ from backend_engine.devices.thread_choice import ThreadChoice
 from backend_engine.devices.timeline import CudaTimeline, HostMarks, Marks
 from backend_engine.kernels.slot_tensors import GOES_ON
 from backend_engine.models.loading import LoadedModel, load_model
-from backend_engine.models.packing import can_pack, pack_linears
 from settings.schema import Settings
 from tracing.clock import Clock
 
@@ -109,7 +109,7 @@ class TorchDevice:
         self._launches = self._landings = 0
         page_size, slots = settings.engine.page_size, settings.scheduler.max_num_seqs
         check = SelfCheck(loaded, device)
-        weight_bytes = pack_linears(loaded.model) if can_pack(loaded.dtype, device) else loaded.weight_bytes
+        model, weight_bytes = choose_model(loaded, check, device)
         # before the cache is sized: on CUDA the rows' memory is taken at once, and the cache gets what is left
         # one row more than can be owned: what recorded decode steps are filled up with
         self._rows = SlotRows(slots + 1, loaded.max_model_len, page_size, loaded.vocab_size, device)
@@ -122,7 +122,7 @@ class TorchDevice:
         self._timeline = CudaTimeline(clock) if is_cuda else None
         self._buffers = PinnedBuffers(device, slots, MAX_LOGPROBS) if is_cuda else None
         self._forward, difference = open_forward(
-            loaded, self._rows, self._cache, check, spare_row=slots, uses_graphs=settings.engine.cuda_graphs
+            loaded, model, self._rows, self._cache, check, spare_row=slots, uses_graphs=settings.engine.cuda_graphs
         )
         log.info(
             "%s on %s in %s: %.2f GiB of weights, %d KV pages of %d tokens (%.2f GiB), up to %d tokens a sequence; "

@@ -8,11 +8,15 @@ where a matrix has another user: a head that shares its weights with the embeddi
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+_multiply = torch.ops.mkldnn._linear_pointwise.default
+_reorder = torch.ops.mkldnn._reorder_linear_weight.default
 _X86 = ("x86_64", "AMD64")
 _ROWS = 32
 """Batch size that the layout is asked for. From 1 to 1024 rows, none was better served by a layout of its own."""
@@ -28,26 +32,76 @@ def kernel_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
+class Product(Protocol):
+    """The product of rows with a matrix."""
+
+    nbytes: int
+    """Of weights that it holds itself."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]."""
+
+
+class PlainProduct:
+    """The outputs of linear layers side by side; their weights stay theirs."""
+
+    nbytes = 0
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        self._linears = linears
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features of all]."""
+        outs = [F.linear(rows, linear.weight, linear.bias) for linear in self._linears]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, -1)
+
+
+class PackedProduct:
+    """The same as one product, of weights that are laid out; the linear layers are empty afterwards."""
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        weights = [linear.weight.detach() for linear in linears]
+        self._bias = _biases_of(linears)
+        self._packed = _reorder(weights[0] if len(weights) == 1 else torch.cat(weights), _ROWS)
+        self.nbytes = sum(weight.nbytes for weight in weights) + (0 if self._bias is None else self._bias.nbytes)
+        for linear in linears:  # not two copies of all weights while a model is packed
+            linear.register_parameter("weight", None)
+            linear.register_parameter("bias", None)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features of all]."""
+        count = rows.shape[:-1].numel()
+        missing = kernel_rows(count) - count
+        if not missing:
+            whole: torch.Tensor = _multiply(rows, self._packed, self._bias, "none", [], "")
+            return whole
+        filled = F.pad(rows.reshape(count, -1), (0, 0, 0, missing))
+        out: torch.Tensor = _multiply(filled, self._packed, self._bias, "none", [], "")
+        return out[:count].view(*rows.shape[:-1], -1)
+
+
+def _biases_of(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
+    """Of all of them, with zeros for one that has none; None when none has."""
+    if all(linear.bias is None for linear in linears):
+        return None
+    biases = [
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    ]
+    return torch.cat([bias.detach() for bias in biases])
+
+
 class PackedLinear(nn.Module):
     """Does what the nn.Linear did that it was made of."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias = linear.bias
-        self.weight_bytes = linear.weight.nbytes
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
+        self._product = PackedProduct(linear)
+        self.nbytes = self._product.nbytes
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
-        count = rows.shape[:-1].numel()
-        missing = kernel_rows(count) - count
-        if not missing:
-            whole: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
-            return whole
-        filled = F.pad(rows.reshape(count, -1), (0, 0, 0, missing))
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._packed, self.bias, "none", [], "")
-        return out[:count].view(*rows.shape[:-1], -1)
+        return self._product(rows)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -68,7 +122,6 @@ def pack_linears(model: nn.Module) -> int:
             if type(child) is nn.Linear and not (child._forward_hooks or child._forward_pre_hooks):
                 if child not in packed:
                     packed[child] = PackedLinear(child)
-                    child.register_parameter("weight", None)  # not two copies of all weights while this runs
                 setattr(module, name, packed[child])
-    held = sum(module.weight_bytes for module in model.modules() if isinstance(module, PackedLinear))
+    held = sum(module.nbytes for module in model.modules() if isinstance(module, PackedLinear))
     return held + sum(parameter.nbytes for parameter in model.parameters())

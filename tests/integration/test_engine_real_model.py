@@ -12,11 +12,12 @@ from backend_engine.core.forward import InlineForward
 from backend_engine.core.loop import EngineCore
 from backend_engine.core.messages import Sampling, Submit
 from backend_engine.devices.kv_cache import KvCache
+from backend_engine.devices.model_choice import choose_model
 from backend_engine.devices.packed_step import PackedStep, logits_of
-from backend_engine.devices.selfcheck import _Piece
+from backend_engine.devices.selfcheck import SelfCheck, _Piece
 from backend_engine.devices.torch_device import TorchDevice
+from backend_engine.models.lean import LeanDecoder
 from backend_engine.models.loading import LoadedModel, load_model
-from backend_engine.models.packing import can_pack, pack_linears
 from backend_engine.models.resolve import resolve_model
 from settings.schema import Settings
 from tracing.clock import SystemClock
@@ -36,8 +37,9 @@ def settings() -> Settings:
     return Settings.model_validate({"state_dir": "/nowhere", "engine": {"device": "cpu", "max_model_len": 1024}})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def loaded(settings: Settings) -> LoadedModel:
+    """For each test: a model whose weights were laid out holds them no longer."""
     return load_model(settings, torch.device("cpu"))
 
 
@@ -49,8 +51,8 @@ def test_teacher_forced_logits_agree_with_transformers_own_forward(loaded: Loade
     own_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         own = own_model(input_ids=ids[None]).logits[0]
-    if can_pack(loaded.dtype, torch.device("cpu")):
-        pack_linears(loaded.model)
+    model, _ = choose_model(loaded, SelfCheck(loaded, torch.device("cpu")), torch.device("cpu"))
+    assert isinstance(model, LeanDecoder)
 
     # the text twice in one row, on scattered pages: in chunks of 50, then token by token
     cache = KvCache(loaded.layers, 64, 16, 512, loaded.dtype, torch.device("cpu"))
@@ -61,7 +63,7 @@ def test_teacher_forced_logits_agree_with_transformers_own_forward(loaded: Loade
     with torch.inference_mode():
         for begin, end in pairwise(cuts):
             pieces = [_Piece(slot, begin, end - begin, True) for slot in (0, 1)]
-            logits = logits_of(loaded.model, PackedStep.of(pieces, tokens, tables, cache))
+            logits = logits_of(model, PackedStep.of(pieces, tokens, tables, cache))
             worst = max(worst, float((logits - own[end - 1]).abs().max()))
     assert worst < TOLERANCE
 

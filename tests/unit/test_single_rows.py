@@ -60,7 +60,7 @@ def test_it_equals_attention_over_gathered_pages(
     for layer in (0, 1, 0):  # the pattern and its scores are used again
         call = call_of(heads, kv_heads, dtype, layer, 11, **how)
         out = torch.full((11, heads, VALUE_DIM), 5.0, dtype=dtype)
-        singles.attend(call, out)
+        out[singles.rows] = singles.attend(call)
         for row, slot, length in zip(rows, slots, LENGTHS, strict=True):
             torch.testing.assert_close(out[row], gathered(call, cache, tables, row, slot, length))
         others = sorted(set(range(11)) - set(rows))
@@ -74,7 +74,7 @@ def test_layers_of_several_kinds_in_one_step_do_not_disturb_each_other() -> None
     for layer, window in ((0, None), (1, 5), (0, None), (1, 5)):
         call = call_of(6, 2, torch.float32, layer, 5, window=window)
         out = torch.empty(5, 6, VALUE_DIM)
-        singles.attend(call, out)
+        out[singles.rows] = singles.attend(call)
         for row, length in enumerate(LENGTHS):
             torch.testing.assert_close(out[row], gathered(call, cache, tables, row, row, length))
 
@@ -91,7 +91,7 @@ def test_what_is_no_number_stays_in_its_own_sequence() -> None:
     singles = SingleRows([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], LENGTHS, tables, cache)
     for layer in (0, 1):
         out = torch.empty(5, 6, VALUE_DIM)
-        singles.attend(call_of(6, 2, torch.float32, layer, 5), out)
+        out[singles.rows] = singles.attend(call_of(6, 2, torch.float32, layer, 5))
         assert torch.isfinite(out).flatten(1).all(dim=1).tolist() == [True, False, True, True, True]
 
 
