@@ -36,6 +36,9 @@ class KvCache:
         self.values = [
             lazy_zeros((pages + 1, page_size, shape.kv_heads, shape.value_dim), dtype, device) for shape in layers
         ]
+        # the same memory, one row for each token; made once, since views cost each layer of a decode step microseconds
+        self._key_rows = [keys.flatten(0, 1) for keys in self.keys]
+        self._value_rows = [values.flatten(0, 1) for values in self.values]
         most_pages = -(-longest_tokens // page_size)
         most_keys = max(shape.kv_heads * shape.key_dim for shape in layers)
         most_values = max(shape.kv_heads * shape.value_dim for shape in layers)
@@ -48,8 +51,8 @@ class KvCache:
 
     def write(self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys and values [T, kv_heads, dim] of a step's tokens at their rows [T]."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, rows, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, rows, values)
+        self._key_rows[layer].index_copy_(0, rows, keys)
+        self._value_rows[layer].index_copy_(0, rows, values)
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of these pages in order, [pages * page_size, kv_heads, dim]: valid until the next call."""

@@ -4,6 +4,9 @@ Alone on a machine all are faster. Where a gateway, a load test or anything else
 hundreds of matrix products waits for the thread that lost its core, and one fewer is faster, often by far. Nobody can
 know that beforehand, so it is measured: steps of about the same size are compared, and now and then one runs the other
 way. Packed products give the same bits either way.
+
+Only steps that decode look by themselves: they are many and short. A prompt's step takes seconds, and twice that with
+one of two threads, so it looks where decode steps found company, or where they found that it has left.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class ThreadChoice:
     def __init__(self, most: int, use: Callable[[int], None]) -> None:
         self._most = most
         self._use = use
+        self._has_company = False  # as the decode step before found
         self._judged: dict[tuple[bool, int], _Judged] = {}
         self._current: tuple[_Judged, int] | None = None
 
@@ -40,7 +44,7 @@ class ThreadChoice:
         if self._most == 1 or tokens == 0:
             return self._most
         judged = self._judged.setdefault((decodes, tokens.bit_length()), _Judged([None, None]))
-        choice = self._choose(judged)
+        choice = self._choose(judged, decodes)
         judged.steps += 1
         self._current = (judged, choice)
         threads = self._most - choice
@@ -53,14 +57,19 @@ class ThreadChoice:
             return
         judged, choice = self._current
         self._current = None
+        if judged.steps == 1:
+            return  # the first of its size also makes kernels and meets memory that nobody has used
         pace, known = step_ns / tokens, judged.pace_ns[choice]
         judged.pace_ns[choice] = pace if known is None else known + _RECENT * (pace - known)
 
-    def _choose(self, judged: _Judged) -> int:
+    def _choose(self, judged: _Judged, decodes: bool) -> int:
         every, fewer = judged.pace_ns
         if every is None:
             return 0
         if fewer is None:
-            return 1
+            return 1 if decodes or self._has_company else 0
         better = 0 if every <= fewer else 1
-        return 1 - better if judged.steps % PROBE_EVERY == PROBE_EVERY - 1 else better
+        if decodes:
+            self._has_company = better == 1
+        is_doubtful = decodes or self._has_company != (better == 1)
+        return 1 - better if is_doubtful and judged.steps % PROBE_EVERY == PROBE_EVERY - 1 else better

@@ -87,18 +87,27 @@ class LeanDecoder:
 
 
 class _Norm:
-    """An RMS norm. transformers computes it in float32, whatever the type of the rows."""
+    """An RMS norm. transformers computes it in float32, whatever the type of the rows.
+
+    torch's own rms_norm is ten operators on a CPU, and in a decode step each costs some 4 us: 1.3 ms for the 61 norms
+    of a model of 30 layers.
+    """
 
     def __init__(self, norm: Any) -> None:
         self._weight: torch.Tensor = norm.weight
-        self._shape = tuple(norm.weight.shape)
-        self._eps: float = norm.variance_epsilon
+        self._share = 1 / len(norm.weight)
+        self._eps = torch.tensor(norm.variance_epsilon, device=norm.weight.device)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Over the last dimension."""
-        if rows.dtype == torch.float32:
-            return F.rms_norm(rows, self._shape, self._weight, self._eps)
-        return F.rms_norm(rows.float(), self._shape, None, self._eps).to(rows.dtype).mul_(self._weight)
+        if rows.dtype != torch.float32:
+            return self._scaled(rows.float()).to(rows.dtype).mul_(self._weight)
+        return self._scaled(rows).mul_(self._weight)
+
+    def _scaled(self, rows: torch.Tensor) -> torch.Tensor:
+        length = torch.linalg.vector_norm(rows, 2, -1, True)
+        scale = torch.addcmul(self._eps, length, length, value=self._share).rsqrt_()  # 1 / sqrt(mean square + eps)
+        return torch.mul(rows, scale)
 
 
 class _Turn:

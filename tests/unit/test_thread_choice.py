@@ -32,8 +32,8 @@ def crowded(threads: int) -> int:
 
 def test_alone_all_threads_run_but_for_a_rare_step_that_looks_whether_that_is_still_right() -> None:
     threads = Steps().run(4 * PROBE_EVERY, quiet)
-    assert threads[:3] == [2, 1, 2]
-    assert threads[3:].count(1) == 4
+    assert threads[:4] == [2, 2, 1, 2]
+    assert threads[4:].count(1) == 4
 
 
 def test_in_company_one_fewer_runs_and_when_it_has_left_all_do_again() -> None:
@@ -48,8 +48,25 @@ def test_sizes_and_kinds_of_steps_are_judged_apart() -> None:
     steps = Steps()
     steps.run(10, quiet, tokens=2000, decodes=False)
     assert steps.run(10, crowded)[2:] == [1] * 8
-    assert steps.run(5, quiet, tokens=2000, decodes=False) == [2] * 5
-    assert steps.run(10, quiet, tokens=64)[2:] == [2] * 8
+    assert steps.run(5, quiet, tokens=2000, decodes=False)[1:] == [2] * 4
+    assert steps.run(10, quiet, tokens=64)[3:] == [2] * 7
+
+
+def test_a_prompts_step_runs_with_one_fewer_only_where_decode_steps_found_company() -> None:
+    steps = Steps()
+    steps.run(10, quiet)
+    assert steps.run(3 * PROBE_EVERY, quiet, tokens=2000, decodes=False) == [2] * 3 * PROBE_EVERY
+    steps.run(20, crowded)
+    assert steps.run(10, crowded, tokens=2000, decodes=False)[-6:] == [1] * 6
+    steps.run(20 * PROBE_EVERY, quiet)
+    assert steps.run(20 * PROBE_EVERY, quiet, tokens=2000, decodes=False)[-10:] == [2] * 10
+
+
+def test_the_first_step_of_a_size_is_not_judged() -> None:
+    """It makes kernels: however long it takes, all threads are tried again before one fewer is."""
+    steps = Steps()
+    assert steps.run(1, lambda _: 10**9) == [2]
+    assert steps.run(4, quiet) == [2, 1, 2, 2]
 
 
 def test_where_one_thread_is_all_there_is_nothing_is_chosen_or_set() -> None:
@@ -62,4 +79,4 @@ def test_an_empty_step_is_no_evidence() -> None:
     steps = Steps()
     assert steps.choice.begin(0, decodes=True) == 2
     steps.choice.took(0, 100)
-    assert steps.run(2, quiet) == [2, 1]
+    assert steps.run(3, quiet) == [2, 2, 1]
