@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backend_engine.models.attention import LayerCall
-from backend_engine.models.packing import Product
+from backend_engine.models.packing import FINE_ROWS, Product, kernel_rows
 from backend_engine.models.probe import LayerShape
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -80,10 +80,22 @@ class LeanDecoder:
     def logits(self, step: RunnableStep) -> torch.Tensor:
         """At the rows that sample, [N, vocab]."""
         hidden = F.embedding(step.input_ids[0], self._embedding)  # [T, hidden], summed into in place
+        blocks = blocks_of(hidden)
         turn = _Turn(*self._rotary(hidden[None], step.position_ids))
         for layer in self._layers:
-            layer.run(hidden, turn, step)
+            layer.run(blocks, turn, step)
         return self._head(self._norm(hidden[step.sampled_rows]))
+
+
+def blocks_of(rows: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Views of a step's rows [T, ...], of at most FINE_ROWS each and about the same size: what a block's products bring
+    stays in the cache for what comes after them, and no kernel is made for a thousand rows."""
+    count = -(-len(rows) // FINE_ROWS)
+    return (rows,) if count <= 1 else rows.split(kernel_rows(-(-len(rows) // count)))
+
+
+def _together(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks))
 
 
 class _Norm:
@@ -142,9 +154,10 @@ class _Layer:
         self._down = product(mlp.down_proj)
         self.products = (self._query_key_value, self._out, self._gate_up, self._down)
 
-    def run(self, hidden: torch.Tensor, turn: _Turn, step: RunnableStep) -> None:
-        """Adds what the layer brings to `hidden` [T, hidden]."""
-        every = self._query_key_value(self._norm(hidden)).view(len(hidden), -1, self._head_dim)
+    def run(self, blocks: Sequence[torch.Tensor], turn: _Turn, step: RunnableStep) -> None:
+        """Adds what the layer brings to `blocks`, which are the step's rows [T, hidden]."""
+        every = _together([self._query_key_value(self._norm(block)) for block in blocks])
+        every = every.view(len(every), -1, self._head_dim)
         query_key = turn(self._normed(every[:, : self._turned]))
         call = LayerCall(
             layer=self._number,
@@ -155,9 +168,10 @@ class _Layer:
             window=self._window,
             softcap=None,
         )
-        hidden += self._out(step.attend(call).flatten(1))
-        gate, up = self._gate_up(self._mlp_norm(hidden)).chunk(2, 1)
-        hidden += self._down(F.silu(gate).mul_(up))
+        for block, attended in zip(blocks, blocks_of(step.attend(call).flatten(1)), strict=True):
+            block += self._out(attended)
+            gate, up = self._gate_up(self._mlp_norm(block)).chunk(2, 1)
+            block += self._down(F.silu(gate).mul_(up))
 
     def _normed(self, query_key: torch.Tensor) -> torch.Tensor:
         if self._query_norm is None or self._key_norm is None:
