@@ -8,12 +8,7 @@ WRITE_LIMIT_BYTES before the relay stops reading from the upstream.
 
 from __future__ import annotations
 
-import array
 import asyncio
-import fcntl
-import socket
-import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +16,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.client_socket import ClientSocket, stream_below
 from gateway.head_join import HeadJoin
 from tracing.clock import Clock
 from tracing.ledger import Ledger
@@ -30,7 +26,12 @@ CONNECTION = "tokenline.connection"
 WRITE_LIMIT_BYTES = 2**20
 _ANY_BYTES = 1
 """A transport over TLS would take 0 for a limit that is always reached."""
-NOTSENT_LOWAT_BYTES = 2**14
+TAKING_SECONDS = 0.25
+"""Between two looks at whether a client for which writing has paused takes anything."""
+TURNS_TO_LOSE = 3
+"""Of the loop, until a cut is known: one more over TLS."""
+REST_SECONDS = 60.0
+"""How long a client may take nothing of what an answer has left behind."""
 
 MAX_HEAD_BYTES = 2**16
 HEAD_SECONDS = 30.0
@@ -42,11 +43,6 @@ MAX_PIPELINED = 64
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_TCP_NOTSENT_LOWAT = 25
-_SIOCOUTQ = 0x5411
-_TCP_INFO_BYTES = 76
-_RTT = struct.Struct("I")
-_RTT_OFFSET = 68  # tcpi_rtt of struct tcp_info, µs (linux/tcp.h)
 
 
 class Connection:
@@ -67,11 +63,29 @@ class Connection:
         """Nothing is missing of the message that was read last: waiting for a body needs no time limit."""
         self._left: Callable[[], None] | None = None
         self._is_lost = False
-        self._socket = _tcp_socket(transport)
-        self._queued = array.array("i", [0])
-        transport.set_write_buffer_limits(high=_ANY_BYTES, low=0)
-        if self._socket is not None:
-            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
+        self._socket = ClientSocket(transport)
+        self._below = stream_below(transport)
+        self.taken_at = 0.0
+        """When the client was last seen to take something while writing paused, by the loop's clock."""
+        self._taken = (0, 0)
+        self._taking: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        self._rest_taken = (0, 0)
+
+    def listen(self) -> None:
+        """From now on the transport tells; over TLS at once, of what is left of the handshake."""
+        if self._below is not None:
+            self._below.set_write_buffer_limits(high=_ANY_BYTES, low=0)
+        self._transport.set_write_buffer_limits(high=_ANY_BYTES, low=0)
+
+    def drops_writes(self) -> bool:
+        """Whether the client has closed its side, over TLS: the transport tells so only once all is flushed."""
+        return self._below is not None and (self._below.is_closing() or self._transport.is_closing())
+
+    def held_bytes(self) -> int:
+        """What was written and is still in this process."""
+        below = self._below.get_write_buffer_size() if self._below is not None else 0
+        return self._transport.get_write_buffer_size() + below
 
     def watch(self, left: Callable[[], None] | None) -> None:
         """From now on `left` is called when the client closes the connection: soon, if it has done so already."""
@@ -82,15 +96,19 @@ class Connection:
     def lost(self) -> None:
         """The client has closed it."""
         self._is_lost = True
+        for timer in (self._taking, self._rest):
+            if timer is not None:
+                timer.cancel()
         left, self._left = self._left, None
         if left is not None:
             left()
 
     def begin(self, ledger: Ledger, clock: Clock) -> None:
         """A new answer starts: its head is about to be written, then its body."""
+        now_ns = clock.mono_ns() if self.is_behind else 0
+        self._charge(now_ns)  # an earlier answer, whose end has not been told yet
         self._ledger, self._clock = ledger, clock
-        if self.is_behind:  # with an earlier answer; what waits from now on keeps this one
-            self._unsent_since_ns = clock.mono_ns()
+        self._unsent_since_ns = now_ns  # what waits from now on keeps this one
         self._transport.hold()
 
     def fell_behind(self) -> None:
@@ -101,9 +119,14 @@ class Connection:
 
     def bound(self) -> None:
         """Before a write to a client that is behind: over WRITE_LIMIT_BYTES it waits until a quarter is left."""
-        if self._transport.get_write_buffer_size() > WRITE_LIMIT_BYTES and not self._flow.write_paused:
+        if self._is_lost or self._flow.write_paused:
+            return
+        if self._transport.get_write_buffer_size() > WRITE_LIMIT_BYTES:
             self._flow.pause_writing()
             self._transport.set_write_buffer_limits(high=WRITE_LIMIT_BYTES, low=WRITE_LIMIT_BYTES // 4)
+            self._taken, self.taken_at = self._progress(), asyncio.get_running_loop().time()
+            if self._taking is None:
+                self._look_whether_it_takes()
 
     def caught_up(self) -> None:
         """The client has taken what was written; after `bound`, all but a quarter."""
@@ -130,28 +153,55 @@ class Connection:
         if self._ledger is ledger:
             self._charge(ledger.finish)
             self._ledger = None
-        if self._socket is None or self._transport.is_closing():
+        if self._is_lost:
             return
-        try:
-            if ledger.finish >= self._rtt_due_ns:
-                information = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-                self._rtt_ns = _RTT.unpack_from(information, _RTT_OFFSET)[0] * 1000
-                self._rtt_due_ns = ledger.finish + RTT_NS
-            fcntl.ioctl(self._socket.fileno(), _SIOCOUTQ, self._queued)
-        except OSError:
+        held = self.held_bytes()
+        if held and self._rest is None:
+            self._await_rest()
+        if self._transport.is_closing():
             return
+        if ledger.finish >= self._rtt_due_ns:
+            self._rtt_ns = self._socket.rtt_ns()
+            self._rtt_due_ns = ledger.finish + RTT_NS
         ledger.client_rtt_ns = self._rtt_ns
-        ledger.unsent_bytes = self._queued[0] + self._transport.get_write_buffer_size()
+        ledger.unsent_bytes = self._socket.queued_bytes() + held
 
-    def abort(self) -> None:
-        """Cuts the client off: what waits for it is thrown away."""
+    def _progress(self) -> tuple[int, int]:
+        """Differs from what it was as soon as the client has taken something."""
+        return self._socket.acknowledged_bytes(), self.held_bytes()
+
+    def _look_whether_it_takes(self) -> None:
+        """While writing is paused: `taken_at` tells a slow client from one that takes nothing."""
+        self._taking = None
+        if not self._flow.write_paused:
+            return
+        loop = asyncio.get_running_loop()
+        taken = self._progress()
+        if taken != self._taken:
+            self._taken, self.taken_at = taken, loop.time()
+        self._taking = loop.call_later(TAKING_SECONDS, self._look_whether_it_takes)
+
+    def _await_rest(self) -> None:
+        self._rest_taken = self._progress()
+        self._rest = asyncio.get_running_loop().call_later(REST_SECONDS, self._look_at_rest)
+
+    def _look_at_rest(self) -> None:
+        """What an answer has left behind is thrown away once nobody takes it: a closing connection waits for ever."""
+        self._rest = None
+        if not self.held_bytes():
+            return
+        if self._ledger is None and self._progress() == self._rest_taken:
+            self._transport.abort()
+        else:
+            self._await_rest()
+
+    async def cut_off(self) -> None:
+        """Throws away what waits for the client, and returns when uvicorn knows, which then misses no answer."""
         self._transport.abort()
-
-
-def _tcp_socket(transport: HeadJoin) -> Any:
-    """The TCP socket below, None where there is none or where the kernel can't be asked about it."""
-    found = transport.get_extra_info("socket") if sys.platform == "linux" else None
-    return found if found is not None and found.family in (socket.AF_INET, socket.AF_INET6) else None
+        for _ in range(TURNS_TO_LOSE):
+            if self._is_lost:
+                return
+            await asyncio.sleep(0)
 
 
 class Protocol(HttpToolsProtocol):
@@ -167,6 +217,7 @@ class Protocol(HttpToolsProtocol):
         joined = HeadJoin(transport)
         super().connection_made(joined)  # type: ignore[arg-type]
         self._connection = Connection(joined, self.flow)
+        self._connection.listen()
         self._running: RequestResponseCycle | None = None
         """The request that is served; `cycle` is the one that was read last, which may wait its turn."""
         self._in_message = False
@@ -288,6 +339,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._unset_keepalive_if_required()
         self._connection.lost()
         running = self._running
         if running is not None and not running.response_complete:
@@ -295,6 +347,15 @@ class Protocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """A connection is not at rest while an answer is taken: over TLS, closing would soon cut it off."""
+        if self._connection.held_bytes():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
 
     def pause_writing(self) -> None:
         self._connection.fell_behind()

@@ -139,14 +139,20 @@ class Exchange:
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
         """Sends a piece of the body; `last` ends the answer."""
-        ledger = self.ledger
-        if self._connection.is_behind:
-            self._connection.bound()
+        ledger, connection = self.ledger, self._connection
+        if connection.drops_writes():
+            await connection.cut_off()  # where the request is watched, it ends here
+        if connection.is_behind:
+            connection.bound()
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
         ledger.response_bytes += len(body)
         if last:
             self._connection.complete()
             ledger.finish = self.clock.mono_ns()
+
+    def taken_at(self) -> float:
+        """When the client was last seen to take something while it kept the answer waiting, by the loop's clock."""
+        return self._connection.taken_at
 
     async def answer_json(self, body: bytes, status: int = 200, headers: Headers | None = None) -> None:
         """Sends a whole JSON answer. Raises ClientTooSlow when the client takes nothing of what waits before it."""
@@ -174,8 +180,7 @@ class Exchange:
 
     async def abort(self) -> None:
         """Cuts the client off; what it had not taken by now is charged to it."""
-        self._connection.abort()
-        await asyncio.sleep(0)  # uvicorn hears of the loss, and misses no end of the answer
+        await self._connection.cut_off()
 
     async def send(self, message: Message) -> None:
         """ASGI send: adds the ids to the headers, counts bytes, stamps `finish`."""

@@ -69,5 +69,4 @@ class Ingress:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await self._app(scope, receive, send)
         except TimeoutError:
-            scope[CONNECTION].abort()
-            await asyncio.sleep(0)  # uvicorn hears of the loss, and misses no answer
+            await scope[CONNECTION].cut_off()

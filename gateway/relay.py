@@ -146,7 +146,8 @@ class Relay:
         stale = 0
         while True:
             target = targets.pop(0)
-            call = Call(exchange, surface, request, target, Deadlines(self._limits, total_at, target.upstream.limits))
+            deadlines = Deadlines(self._limits, total_at, target.upstream.limits, exchange.taken_at)
+            call = Call(exchange, surface, request, target, deadlines)
             try:
                 await self._attempt(call, may_pass_on=bool(targets))
                 return

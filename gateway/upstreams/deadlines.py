@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
 
@@ -38,9 +39,12 @@ class Deadlines:
     """An async context that raises TimeoutError inside its block when the current phase's time is over.
 
     `enter(phase)` is called for every event, so it only notes the new end; the timer looks at it when it fires.
+    `taken_at` tells when the client was last seen to take something: one that is slow has time for as long as it does.
     """
 
-    def __init__(self, limits: ServerSettings, total_at: float, own: UpstreamLimits) -> None:
+    def __init__(
+        self, limits: ServerSettings, total_at: float, own: UpstreamLimits, taken_at: Callable[[], float]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._seconds = {
             Phase.CONNECT: own.connect or limits.connect_timeout_seconds,
@@ -50,6 +54,7 @@ class Deadlines:
             Phase.WRITE: limits.client_write_timeout_seconds,
         }
         self._total_at = total_at
+        self._taken_at = taken_at
         self._ends_at = total_at
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
@@ -99,6 +104,9 @@ class Deadlines:
         self._timer = self._loop.call_at(self._ends_at, self._fire)
 
     def _fire(self) -> None:
+        if self.is_client_slow:
+            taken_until = self._taken_at() + self._seconds[Phase.WRITE]
+            self._ends_at = min(self._total_at, max(self._ends_at, taken_until))
         if self._loop.time() < self._ends_at:
             self._arm()
         elif self._task is not None:

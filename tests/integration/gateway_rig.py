@@ -232,7 +232,7 @@ async def rig(
     server_task = uvicorn.Server(
         uvicorn.Config(
             found.worker.app, http=Protocol, lifespan="on", access_log=False, log_level="error",
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=1, ssl_certfile=settings.server.tls_cert, ssl_keyfile=settings.server.tls_key,
         )
     )  # fmt: skip
     async with found.observer.listening(settings.intake_socket), found.client:

@@ -7,7 +7,8 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.client_clock import TrustedProxies, request_start_ns
-from gateway.connection import NOTSENT_LOWAT_BYTES, WRITE_LIMIT_BYTES, Connection
+from gateway.client_socket import NOTSENT_LOWAT_BYTES
+from gateway.connection import WRITE_LIMIT_BYTES, Connection
 from gateway.head_join import HeadJoin
 from gateway.lag import LoopLag
 from tracing.clock import FakeClock
@@ -63,6 +64,9 @@ class Transport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.held
 
+    def is_closing(self) -> bool:
+        return False
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.limits = high, low
 
@@ -78,6 +82,7 @@ class Line:
         self.transport, self.clock = Transport(), FakeClock()
         self.flow = FlowControl(self.transport)
         self.connection = Connection(HeadJoin(self.transport), self.flow)
+        self.connection.listen()
 
     def begin(self) -> Ledger:
         ledger = new_ledger()
@@ -120,6 +125,19 @@ def test_what_is_unsent_at_the_last_byte_is_charged_up_to_it() -> None:
     assert ledger.backpressure_ns == 7e6
 
 
+def test_what_is_unsent_when_the_next_answer_begins_is_charged_to_the_earlier_one_up_to_its_end() -> None:
+    line = Line()
+    earlier = line.begin()
+    line.connection.fell_behind()
+    earlier.finish = line.clock.advance_ms(7)
+    line.clock.advance_ms(500)
+    later = line.begin()
+    line.clock.advance_ms(3)
+    line.connection.caught_up()
+    line.connection.end(earlier)
+    assert (earlier.backpressure_ns, line.end(later)) == (7e6, 3)
+
+
 def test_an_answer_is_not_charged_with_the_time_before_it() -> None:
     line = Line()
     assert line.end(line.begin()) == 0
@@ -132,7 +150,7 @@ def test_an_answer_is_not_charged_with_the_time_before_it() -> None:
     assert line.end(ledger) == 3
 
 
-def test_writing_pauses_over_the_limit_and_goes_on_at_a_quarter() -> None:
+async def test_writing_pauses_over_the_limit_and_goes_on_at_a_quarter() -> None:
     line = Line()
     ledger = line.begin()
     line.connection.fell_behind()
