@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import socket
 import sqlite3
-import threading
-import time
-from pathlib import Path
 
 import pytest
+from killing_rig import kill_under_load
 from observer_rig import (
     Backend,
     Start,
     WorkerLink,
     here,
     lines_of,
-    wait_until,
 )
 
 from tracing.ledger import Closed
@@ -35,45 +32,8 @@ def test_sigterm_writes_and_exports_what_just_came(start: Start, backend: Backen
     assert len(lines_of(observer.settings.state_dir / "access.log")) == 200
 
 
-def test_killed_under_load_the_store_opens_again_whole(start: Start) -> None:
-    stop = threading.Event()
-    sent = [0]
-
-    def load(path: Path) -> None:
-        link = WorkerLink(path)
-        try:
-            while not stop.is_set():
-                link.send(*(Closed(here(sent[0] + n)) for n in range(20)))
-                sent[0] += 20
-                time.sleep(0.01)
-        except OSError:
-            return
-        finally:
-            link.close()
-
-    def written() -> list[str]:
-        with sqlite3.connect(observer.settings.traces_path) as connection:
-            return [found for (found,) in connection.execute("SELECT request_id FROM requests ORDER BY id")]
-
-    observer = start().wait_healthy()
-    for _ in range(2):
-        before = len(written())
-        loader = threading.Thread(target=load, args=(observer.settings.intake_socket,))
-        loader.start()
-        wait_until(lambda: len(written()) > before, "a batch was written")  # noqa: B023
-        observer.kill()
-        loader.join()
-        kept = written()
-        assert observer.settings.intake_socket.exists(), "a killed process leaves its socket file"
-        observer = start().wait_healthy()
-        with sqlite3.connect(observer.settings.traces_path) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert written()[: len(kept)] == kept, "what was written before the kill is there"
-    link = WorkerLink(observer.settings.intake_socket)
-    link.send(Closed(here(1_000_000)))
-    assert observer.find("req_1000000")
-    assert observer.find(kept[0])
-    assert observer.terminate() == 0
+def test_killed_under_load_the_store_opens_again_with_whole_traces(start: Start) -> None:
+    kill_under_load(start, 2)
 
 
 @pytest.mark.parametrize("setting", ["ops_port", "otlp_port"])
