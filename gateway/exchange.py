@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from gateway.connection import CONNECTION, Connection
@@ -158,7 +158,7 @@ class Exchange:
         """Sends a whole JSON answer. Raises ClientTooSlow when the client takes nothing of what waits before it."""
         length = (b"content-length", b"%d" % len(body))
         try:
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with self._farewell():
                 await self.start(status, [(b"content-type", b"application/json"), length, *(headers or ())])
                 await self.write(body, last=True)
         except TimeoutError:
@@ -169,7 +169,7 @@ class Exchange:
         ledger = self.ledger
         ledger.error_code = error.code
         try:
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with self._farewell():
                 if self.started:
                     await self.write(self.errors.event(error, ledger.request_id), last=True)
                 else:
@@ -177,6 +177,26 @@ class Exchange:
                     await self.answer_json(body, error.status, error.headers())
         except (TimeoutError, ClientTooSlow):
             await self.abort()
+
+    @asynccontextmanager
+    async def _farewell(self) -> AsyncIterator[None]:
+        """Raises TimeoutError once the client has taken nothing for FAREWELL_SECONDS."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(FAREWELL_SECONDS) as limit:
+            timer: asyncio.TimerHandle
+
+            def look() -> None:
+                nonlocal timer
+                taken_until = self._connection.taken_at + FAREWELL_SECONDS
+                if taken_until > (limit.when() or 0.0):
+                    limit.reschedule(taken_until)
+                timer = loop.call_later(FAREWELL_SECONDS / 4, look)
+
+            timer = loop.call_later(FAREWELL_SECONDS / 4, look)
+            try:
+                yield
+            finally:
+                timer.cancel()
 
     async def abort(self) -> None:
         """Cuts the client off; what it had not taken by now is charged to it."""

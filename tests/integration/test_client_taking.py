@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from gateway_rig import ANSWER, DONE, KEY, Rig, chunk, rig, stream, whole
 
-from gateway import connection
+from gateway import connection, exchange
 from tracing.ledger import Outcome
 
 Taker = Callable[[socket.socket], bytes]
@@ -111,6 +111,18 @@ async def test_a_slow_reader_is_not_cut_off_while_it_keeps_taking(tmp_path: Path
         ledger = await r.ledger()
         assert ledger.outcome is Outcome.OK
         assert 0.5e9 < ledger.backpressure_ns <= ledger.finish - ledger.ingress
+
+
+async def test_a_slow_reader_hears_of_an_error_in_the_midst_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "FAREWELL_SECONDS", 0.4)
+    async with rig(tmp_path) as r:
+        r.upstream.script = stream(chunk("x" * 1_500_000))  # and then it breaks off
+        answer = await ask(r, lambda client: to_end(client, 1.5e6))
+        assert answer.count(b"x" * 1_500_000) == 1
+        assert b"upstream_error" in answer
+        assert (await r.ledger()).backpressure_ns > 0.4e9
 
 
 async def test_the_rest_of_an_answer_that_nobody_takes_is_thrown_away(
