@@ -96,6 +96,7 @@ class Connection:
     def lost(self) -> None:
         """The client has closed it."""
         self._is_lost = True
+        self._transport.forget()
         for timer in (self._taking, self._rest):
             if timer is not None:
                 timer.cancel()

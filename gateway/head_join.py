@@ -50,6 +50,11 @@ class HeadJoin:
         if self._head:
             self._write_first(b"")
 
+    def forget(self) -> None:
+        """The client has gone: a head that waits for its body is nobody's, and the transport takes no more."""
+        self._head = b""
+        self.write = self._transport.write
+
     def close(self) -> None:
         """Closes the transport once all is written, a head without a body too."""
         self.release()

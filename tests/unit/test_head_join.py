@@ -66,5 +66,14 @@ def test_a_head_without_a_body_leaves_when_the_answer_is_complete(below: Remembe
     assert below.written == [HEAD]
 
 
+def test_a_head_whose_client_has_gone_is_not_written(below: RememberingTransport) -> None:
+    joined = HeadJoin(below)
+    joined.hold()
+    joined.write(HEAD)
+    joined.forget()
+    joined.release()
+    assert below.written == []
+
+
 def test_all_else_is_the_transport_s_own(below: RememberingTransport) -> None:
     assert HeadJoin(below).get_extra_info("nothing", "default") == "default"
