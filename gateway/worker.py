@@ -14,7 +14,7 @@ import uvicorn
 from gateway.admission import Admission
 from gateway.app import build_app, data_plane
 from gateway.client_clock import TrustedProxies
-from gateway.connection import Protocol
+from gateway.client_protocol import Protocol
 from gateway.ingress import Ingress
 from gateway.keys.plans import Plans
 from gateway.keys.stores import LOOKUP_SECONDS, open_store

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from gateway.connection import Protocol
+from gateway.client_protocol import Protocol
 from gateway.worker import Worker
 from loadtest.conformance.client import Answer, Client
 from loadtest.scripted.stage import Stage

@@ -13,7 +13,7 @@ import httpx
 import uvicorn
 from aiohttp import web
 
-from gateway.connection import Protocol
+from gateway.client_protocol import Protocol
 from gateway.worker import Worker
 from settings import Settings
 from settings.schema import EngineSettings, RouteSettings, ServerSettings, TargetSettings, UpstreamSettings

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from gateway_rig import DONE, KEY, Rig, chunk, rig, stream, whole
 
-from gateway import connection, exchange
+from gateway import client_protocol, connection, exchange
 from gateway.reporter import Reporter
 from tracing.ledger import Outcome
 
@@ -158,7 +158,7 @@ async def test_a_head_without_end_is_refused_before_it_costs_anything(tmp_path: 
 
 
 async def test_a_head_that_never_ends_in_time_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(client_protocol, "HEAD_SECONDS", 0.2)
     async with rig(tmp_path) as r:
         for begun in (b"", b"GET /healthz HT", head(length=5)[:-2]):
             reader, writer = await raw(r, begun)
@@ -169,7 +169,7 @@ async def test_a_head_that_never_ends_in_time_is_cut(tmp_path: Path, monkeypatch
 
 async def test_a_refusal_is_heard_by_a_client_that_goes_on_sending_its_body(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
-        size = 3 * connection.MAX_HEAD_BYTES
+        size = 3 * client_protocol.MAX_HEAD_BYTES
         reader, writer = await raw(r, head(length=size).replace(KEY.encode(), b"wrong") + b"x" * size)
         answer = await reader.readuntil(b"\r\n\r\n")
         assert b" 401 " in answer.partition(b"\r\n")[0]
@@ -183,8 +183,8 @@ async def test_a_refusal_is_heard_by_a_client_that_goes_on_sending_its_body(tmp_
 async def test_what_comes_after_a_request_without_being_one_does_not_keep_its_connection_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 2**20)
+    monkeypatch.setattr(client_protocol, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(client_protocol, "MAX_UNREAD_BYTES", 2**20)
     refused = head(length=2**22).replace(KEY.encode(), b"wrong")
     healthy = b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n"
     async with rig(tmp_path) as r:
@@ -232,8 +232,8 @@ async def test_a_client_that_leaves_with_another_request_waiting_behind_is_no_er
 async def test_a_few_requests_sent_ahead_are_answered_in_turn_and_a_flood_of_them_is_cut_off(tmp_path: Path) -> None:
     one = b"GET /api/hello HTTP/1.1\r\nhost: h\r\n\r\n"
     async with rig(tmp_path) as r:
-        reader, writer = await raw(r, one * connection.MAX_PIPELINED)
-        for _ in range(connection.MAX_PIPELINED):
+        reader, writer = await raw(r, one * client_protocol.MAX_PIPELINED)
+        for _ in range(client_protocol.MAX_PIPELINED):
             assert b" 200 " in await reader.readuntil(b"\r\n")
             await reader.readuntil(b'{"message":"hello"}')
         writer.close()
@@ -253,7 +253,7 @@ async def test_a_client_that_reads_no_answer_of_the_gateways_own_is_cut_off(
         _reader, writer = await raw(r, b"")
         writer.transport.pause_reading()
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-        writer.write(b"GET /api/openapi.json HTTP/1.1\r\nhost: h\r\n\r\n" * connection.MAX_PIPELINED)
+        writer.write(b"GET /api/openapi.json HTTP/1.1\r\nhost: h\r\n\r\n" * client_protocol.MAX_PIPELINED)
         async with asyncio.timeout(5):
             while "client_too_slow" not in [ledger.error_code for ledger in await r.observer.closed(0)]:
                 await asyncio.sleep(0.05)
