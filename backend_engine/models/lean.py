@@ -91,7 +91,7 @@ def blocks_of(rows: torch.Tensor) -> Sequence[torch.Tensor]:
     """Views of a step's rows [T, ...], of at most FINE_ROWS each and about the same size: what a block's products bring
     stays in the cache for what comes after them, and no kernel is made for a thousand rows."""
     count = -(-len(rows) // FINE_ROWS)
-    return (rows,) if count <= 1 else rows.split(kernel_rows(-(-len(rows) // count)))
+    return (rows,) if count <= 1 else torch.split(rows, kernel_rows(-(-len(rows) // count)))
 
 
 def _together(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
