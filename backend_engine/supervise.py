@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 5.0
 TERMINATE_SECONDS = 2.0
 _FOLDER = "engine-"
-_ALLOCATOR = {
+ALLOCATOR = {
     "GLIBC_TUNABLES": ":".join(
         (
             "glibc.malloc.arena_max=1",
@@ -79,7 +79,7 @@ class CoreProcess:
         arguments = ("--settings", str(path), "--inbox", inbox_of(folder), "--outbox", outbox_of(folder))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "backend_engine.core.process", *arguments, stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True, env=_ALLOCATOR | os.environ,
+            start_new_session=True, env=ALLOCATOR | os.environ,
         )  # fmt: skip
         return cls(process)
 

@@ -23,6 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from backend_engine.supervise import ALLOCATOR
 from benchmarks.gateway import ROOT
 
 BATCHES = (1, 8, 32)
@@ -36,7 +37,8 @@ KINDS = {
     "keys and values written": ("aten::index_copy_",),
     "norms, rotary, activations": (
         *("aten::mul", "aten::add", "aten::pow", "aten::mean", "aten::rsqrt", "aten::silu", "aten::neg", "aten::cat"),
-        *("aten::sum", "aten::div_", "aten::sigmoid", "aten::gelu"),
+        *("aten::sum", "aten::div_", "aten::sigmoid", "aten::gelu", "aten::linalg_vector_norm", "aten::rsqrt_"),
+        *("aten::addcmul", "aten::addcmul_", "aten::mul_", "aten::add_", "aten::roll"),
     ),
 }
 """The rest are views, allocations, copies and the slot kernels."""
@@ -125,12 +127,12 @@ def main() -> None:
     if args.batch:
         print(json.dumps(profiled(args.batch)))
         return
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) - 1))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     found: dict[int, dict[str, Any]] = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for batch in progress.track(BATCHES, description="profiling"):
             command = [sys.executable, "-m", "benchmarks.engine_profile", "--batch", str(batch)]
-            environ = os.environ | {"OMP_NUM_THREADS": threads}
+            environ = ALLOCATOR | os.environ | {"OMP_NUM_THREADS": threads}  # as the core is started
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environ, check=True)
             found[batch] = json.loads(done.stdout.splitlines()[-1])
     print(json.dumps({"threads": int(threads), "batches": found}, indent=1)) if args.json else show(found)
