@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
+from itertools import pairwise
 
 import msgspec
 import torch
@@ -46,11 +47,11 @@ def test_nothing_grows_over_ten_thousand_requests() -> None:
 
     tracemalloc.start()
     try:
-        early = serve(0, 3000)
-        late = serve(3000, 10_000)
+        held = [serve(first, first + 2500) for first in range(0, 10_000, 2500)]
     finally:
         tracemalloc.stop()
-    assert late - early < 20_000
+    # What leaks does so all the time; once, something else in this process may have.
+    assert min(late - early for early, late in pairwise(held)) < 7000, held
     assert [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)] == places
     driver.run()
     driver.close()
