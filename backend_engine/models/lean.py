@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backend_engine.models.attention import LayerCall
-from backend_engine.models.packing import FINE_ROWS, Product, kernel_rows
+from backend_engine.models.packing import Product, kernel_rows
 from backend_engine.models.probe import LayerShape
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -27,6 +27,8 @@ _LINEARS = (
     *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 _SILU = ("silu", "swish")
+
+BLOCK_ROWS = 512
 
 ProductOf = Callable[..., Product]
 """Makes one product of linear layers (nn.Linear) that read the same rows."""
@@ -88,9 +90,9 @@ class LeanDecoder:
 
 
 def blocks_of(rows: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Views of a step's rows [T, ...], of at most FINE_ROWS each and about the same size: what a block's products bring
+    """Views of a step's rows [T, ...], at most BLOCK_ROWS each and of about one size: what a block's products bring
     stays in the cache for what comes after them, and no kernel is made for a thousand rows."""
-    count = -(-len(rows) // FINE_ROWS)
+    count = -(-len(rows) // BLOCK_ROWS)
     return (rows,) if count <= 1 else torch.split(rows, kernel_rows(-(-len(rows) // count)))
 
 

@@ -22,17 +22,13 @@ _ROWS = 32
 """Batch size that the layout is asked for. From 1 to 1024 rows, none was better served by a layout of its own."""
 
 
-FINE_ROWS = 512
-"""Kernels for up to so many rows are small."""
-
-
 def kernel_rows(rows: int) -> int:
-    """The number of rows that a kernel is made for: at most a sixteenth more than asked for, an eighth above FINE_ROWS.
+    """The number of rows that a kernel is made for: at most an eighth more than asked for.
 
-    oneDNN makes a kernel for every number of rows it meets and keeps it for good: 20 kB each below a thousand rows,
-    3 MB above (measured). Prompts come in all lengths, so without this the process would grow by gigabytes.
+    oneDNN makes a kernel for every number of rows it meets and keeps it for good, some 600 kB each, and 3 MB above a
+    thousand rows. Prompts come in all lengths, so without this the process would grow by gigabytes.
     """
-    step = 1 << max(0, rows.bit_length() - (5 if rows <= FINE_ROWS else 4))
+    step = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step
 
 
