@@ -124,7 +124,8 @@ class ForwardThread:
         self._thread.start()
         try:
             self.device = opened.result()
-        except BaseException:
+        except BaseException:  # also Ctrl-C while it opens
+            self._content.release()  # a thread that opens it all the same finds no step, and ends
             self._thread.join()
             raise
         self._launcher = Launcher(self.device)
