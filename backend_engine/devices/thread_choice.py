@@ -41,6 +41,7 @@ class ThreadChoice:
 
     def begin(self, tokens: int, *, decodes: bool) -> int:
         """Before a step of so many tokens; `decodes`: no prompt is in it. Returns the number of threads."""
+        self._current = None  # also where the step before broke off
         if self._most == 1 or tokens == 0:
             return self._most
         judged = self._judged.setdefault((decodes, tokens.bit_length()), _Judged([None, None]))

@@ -80,3 +80,12 @@ def test_an_empty_step_is_no_evidence() -> None:
     assert steps.choice.begin(0, decodes=True) == 2
     steps.choice.took(0, 100)
     assert steps.run(3, quiet) == [2, 2, 1]
+
+
+def test_neither_is_one_that_broke_off() -> None:
+    steps = Steps()
+    steps.run(3, quiet)
+    steps.choice.begin(4, decodes=True)  # and never took
+    steps.choice.begin(0, decodes=True)
+    steps.choice.took(0, 100)
+    assert steps.run(1, quiet) == [2]
