@@ -18,8 +18,9 @@ from backend_engine.models.errors import OTHER_ENGINE, ModelError
 from backend_engine.models.lean import RunnableStep
 from backend_engine.models.loading import LoadedModel
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.3}
-"""Most |ours - own| / |own| of a row of logits. A wrong mask, scale or position gives about 1."""
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.3}
+"""Most |ours - own| / |own| of a row of logits. A wrong mask, scale or position gives about 1.
+In float64, too, models compute norms, softmax and angles in float32."""
 
 StepOf = Callable[[Sequence[Piece], torch.Tensor, torch.Tensor, KvCache], RunnableStep]
 """Makes a step of pieces, their tokens [S, longest], block tables [S, pages] and a cache."""

@@ -52,6 +52,7 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "llama with biases everywhere": lambda: transformers.LlamaConfig(**_TINY, attention_bias=True, mlp_bias=True),
     "llama 3 with its rotary scaling": lambda: transformers.LlamaConfig(**_TINY, rope_parameters=_LLAMA3_ROPE),
     "mistral with a sliding window": lambda: transformers.MistralConfig(**_TINY, sliding_window=7),
+    "qwen2 with its biases": lambda: transformers.Qwen2Config(**_TINY),
     "qwen2 with its biases and windows in some layers": lambda: transformers.Qwen2Config(
         **_TINY, use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
@@ -117,6 +118,41 @@ def test_it_equals_transformers_own_forward_in_prefill_decode_and_mixed_steps(
                 torch.testing.assert_close(ours[row], own, atol=tolerance, rtol=tolerance)
 
 
+def test_in_float64_a_model_is_not_refused_for_norms_and_a_softmax_in_float32(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen2 with its biases", torch.float64)
+    loaded = load(tmp_path, torch.float64)
+    check = SelfCheck(loaded, CPU)
+    for model in (loaded.model, LeanDecoder(loaded.model, loaded.layers, PlainProduct)):
+        difference = check.compare_alone(model)
+        assert difference is not None
+        assert difference > 1e-6  # far above float64's own
+
+
+@pytest.mark.parametrize("rows", [511, 512, 513, 1024, 1025])
+def test_so_it_does_where_a_prompt_is_run_in_blocks(rows: int, tmp_path: Path) -> None:
+    config = transformers.Qwen2Config(
+        **_TINY | {"max_position_embeddings": 1100}, use_sliding_window=True, sliding_window=300, max_window_layers=1
+    )
+    torch.manual_seed(5)
+    own_model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    own_model.save_pretrained(tmp_path)
+    loaded = load(tmp_path, torch.float32)
+    model, _ = choose_model(loaded, SelfCheck(loaded, CPU), CPU)
+    assert isinstance(model, LeanDecoder)
+    tokens = torch.randint(0, VOCAB, (3, 1100), generator=torch.Generator().manual_seed(rows))
+    tables = torch.arange(3 * 69).view(3, 69)
+    cache = KvCache(loaded.layers, 3 * 69, 16, 1100, torch.float32, CPU)
+    with torch.inference_mode():
+        logits_of(model, PackedStep.of([Piece(1, 0, 7)], tokens, tables, cache))
+        # a row that decodes and a short prompt before the long one: block and sequence begin and end apart
+        step = [Piece(1, 7, 1), Piece(2, 0, 5), Piece(0, 0, rows - 6)]
+        ours = logits_of(model, PackedStep.of(step, tokens, tables, cache))
+        for row, piece in enumerate(step):
+            seen = tokens[piece.slot, None, : piece.start + piece.count]
+            own = own_model(input_ids=seen, use_cache=False, logits_to_keep=1).logits[0, -1]
+            torch.testing.assert_close(ours[row], own, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.skipif(not can_pack(torch.float32, CPU), reason="no kernels for this machine")
 @pytest.mark.parametrize("kind", KNOWN)
 def test_weights_are_held_once(kind: str, tmp_path: Path) -> None:
@@ -138,6 +174,41 @@ class Rejected(LeanDecoder):
 
     def logits(self, step: Any) -> torch.Tensor:
         return super().logits(step).flip(-1)
+
+
+class Inexact(LeanDecoder):
+    """Computes nearly that: a model is not refused for as much, but no rounding in float32 is so large."""
+
+    def logits(self, step: Any) -> torch.Tensor:
+        return super().logits(step) * 1.005
+
+
+class FusedMlp(nn.Module):
+    """The same MLP with other layers, as another release of transformers may have it."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(mlp.hidden_size, 2 * mlp.intermediate_size, bias=False)
+        self.gate_up_proj.weight = nn.Parameter(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+        self.down_proj = mlp.down_proj
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(rows).chunk(2, -1)
+        found: torch.Tensor = self.down_proj(nn.functional.silu(gate) * up)
+        return found
+
+
+def test_a_known_architecture_with_other_layers_is_run_by_transformers_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path, "llama", torch.float32)
+    loaded = load(tmp_path, torch.float32)
+    for layer in loaded.model.model.layers:
+        layer.mlp = FusedMlp(layer.mlp)
+    with caplog.at_level(logging.INFO, logger=model_choice.__name__):
+        model, _ = choose_model(loaded, SelfCheck(loaded, CPU), CPU)
+    assert model is loaded.model
+    assert "has no attribute `gate_proj`" in caplog.text
 
 
 def chosen(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[LoadedModel, Any]:
@@ -186,7 +257,11 @@ def test_where_it_differs_or_breaks_transformers_code_runs_the_model_with_all_it
     def breaks(*_: Any) -> LeanDecoder:
         raise AttributeError("'LlamaAttention' object has no attribute 'q_proj'")
 
-    for other, says in ((Rejected, "differs from transformers' own by"), (breaks, "has no attribute 'q_proj'")):
+    for other, says in (
+        (Rejected, "differs from transformers' own by"),
+        (Inexact, "differs from it by 0.005, and 0.001 may be rounding"),
+        (breaks, "has no attribute 'q_proj'"),
+    ):
         caplog.clear()
         monkeypatch.setattr(model_choice, "LeanDecoder", other)
         loaded, model = chosen(tmp_path, caplog)
