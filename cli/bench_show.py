@@ -102,7 +102,8 @@ def beside(stage: dict[str, Any]) -> list[str]:
     if stage["rate"]:
         late, sent = stage["client"]["sent_late_ms"], stage["ttft_from_sent_ms"]
         lines.append(
-            f"times are from the schedule; sent {ms(late['p50'])} ms late at P50, {ms(late['p99'])} at P99; "
+            f"times are from the schedule, with at most {stage['concurrency']} in flight; "
+            f"sent {ms(late['p50'])} ms late at P50, {ms(late['p99'])} at P99; "
             f"TTFT from sending: P50 {ms(sent['p50'])}, P99 {ms(sent['p99'])} ms"
         )
     if stage["retries"]:
