@@ -201,12 +201,14 @@ def test_a_client_that_reads_slowly_is_found_though_the_request_was_not_slow():
     found = Court().knows().verdict(ledger(backpressure_ns=110 * MS))
     assert (found["cause"], found["stage"]) == ("slow_client", "streaming")
     assert "the client got it late" in found["text"]
+    assert "unsent" not in found["text"]  # not known of a connection that is gone
 
 
 def test_a_client_that_has_most_of_the_stream_still_to_take_is_slow():
     made = ledger(unsent_bytes=40_000, response_bytes=60_000)
     found = Court().knows().verdict(made)
     assert (found["cause"], found["confidence"]) == ("slow_client", "medium")
+    assert "40000 bytes were unsent" in found["text"].replace(",", "")
     assert Court().knows().verdict(ledger(unsent_bytes=4_000, response_bytes=6_000))["cause"] == "none"
 
 

@@ -36,7 +36,11 @@ def cause_of_failure(ledger: Ledger) -> Finding | None:
         return found(Cause.UPSTREAM_FAILURE, "mend_upstream", certain=bool(attempt.error))
     if ledger.outcome is Outcome.UPSTREAM_TIMEOUT:
         if _client_did_not_read(ledger):
-            numbers |= {"backpressure": ledger.backpressure_ns / 1e9, "unsent": ledger.unsent_bytes, "rtt": None}
+            numbers |= {
+                "backpressure": ledger.backpressure_ns / 1e9,
+                "unsent": ledger.unsent_bytes or None,
+                "rtt": None,
+            }
             return found(Cause.SLOW_CLIENT, "check_client_reading")
         if attempt is None:
             return found(Cause.GATEWAY_QUEUE, "enlarge_gateway_queue", certain=False)

@@ -62,7 +62,7 @@ def _slow_client(evidence: Evidence) -> Finding | None:
 def _client(evidence: Evidence, stage: str, *, certain: bool = True) -> Finding:
     numbers: Numbers = {
         "backpressure": evidence.backpressure,
-        "unsent": evidence.ledger.unsent_bytes,
+        "unsent": evidence.ledger.unsent_bytes or None,
         "rtt": evidence.ledger.client_rtt_ns / 1e9 or None,
     }
     return Finding(remedy(Cause.SLOW_CLIENT, "check_client_reading"), stage, certain, numbers=numbers)
