@@ -10,7 +10,7 @@ from gateway.exchange import ClientLeft, ClientTooSlow, Exchange, Receive, Scope
 from gateway.ingress import EXCHANGE
 from gateway.surfaces.shapes import ErrorShape, shape_for
 from protocol.errors import ApiError
-from tracing.ledger import Outcome
+from tracing.ledger import CLIENT_TOO_SLOW, Outcome
 
 log = logging.getLogger("tokenline.gateway")
 
@@ -44,7 +44,7 @@ class Endpoint(ABC):
         except ClientLeft:
             ledger.outcome = Outcome.CLIENT_CANCELLED
         except ClientTooSlow:
-            ledger.outcome, ledger.error_code = Outcome.CLIENT_CANCELLED, "client_too_slow"
+            ledger.outcome, ledger.error_code = Outcome.CLIENT_CANCELLED, CLIENT_TOO_SLOW
             await exchange.abort()
         except ApiError as error:
             if ledger.outcome is Outcome.GATEWAY_ERROR:

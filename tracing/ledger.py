@@ -27,6 +27,10 @@ class Outcome(enum.StrEnum):
     GATEWAY_ERROR = "gateway_error"
 
 
+CLIENT_TOO_SLOW = "client_too_slow"
+"""Error code of a request whose client was cut off: it had taken nothing of its answer for too long."""
+
+
 class Attempt(msgspec.Struct, omit_defaults=True):
     """One try at one upstream, with clocks of its own."""
 

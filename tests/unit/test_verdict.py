@@ -7,7 +7,7 @@ from judging import Court, delayed
 from ledgers import ELSEWHERE, attempt, ledger, timings, whole
 
 from protocol.timings import EngineState
-from tracing.ledger import Ledger, Outcome, Usage
+from tracing.ledger import CLIENT_TOO_SLOW, Ledger, Outcome, Usage
 from tracing.observer.failures import died_in
 
 MS = 1_000_000
@@ -254,6 +254,13 @@ def test_a_client_that_left_the_engines_queue_waited_there():
     told = timings(queue_ms=None, prompt_ms=None, predicted_ms=None, engine=None, **marks)
     found = Court().knows().verdict(cancelled(5000.0, timings=told))
     assert found["text"].startswith("The client left after 5.00 s, in stage engine_queue.")
+
+
+def test_a_client_that_was_cut_off_did_not_leave():
+    made = ledger(outcome=Outcome.CLIENT_CANCELLED, error_code=CLIENT_TOO_SLOW, backpressure_ns=110 * MS)
+    found = Court().knows().verdict(made)
+    assert found["cause"] == "slow_client"
+    assert found["text"].startswith("The gateway cut the client off after ")
 
 
 def test_a_stream_that_its_client_left_is_judged_by_its_first_token():

@@ -6,7 +6,7 @@ from functools import reduce
 from typing import Any
 
 from settings.schema import Settings
-from tracing.ledger import Outcome
+from tracing.ledger import CLIENT_TOO_SLOW, Outcome
 from tracing.metrics import PROMPT_SIZES
 from tracing.observer.baseline import ENOUGH_REQUESTS, ClassKey
 from tracing.observer.causes import Cause, Finding
@@ -78,7 +78,8 @@ class Wording:
         ledger = evidence.ledger
         if finding.failed:
             return [self._write("refused" if finding.remedy.cause is Cause.NONE else "failed", values)]
-        found = [self._write("cancelled", values)] if ledger.outcome is Outcome.CLIENT_CANCELLED else []
+        ending = "cut_off" if ledger.error_code == CLIENT_TOO_SLOW else "cancelled"
+        found = [self._write(ending, values)] if ledger.outcome is Outcome.CLIENT_CANCELLED else []
         figure = _told_figure(evidence, finding)
         if figure is None:
             return [*found, self._write("no_baseline", values)]
