@@ -12,7 +12,7 @@ _PIECE = re.compile(rf"`[^`]*`|\d[\d.]* (?:ms|s|%)(?![a-z])|[^\s{_WIDE}]+|[{_WID
 _CLOSING = frozenset("，。；：、！？）》」』")
 """Never the first character of a line: it stays with what it ends."""
 _OPENING = frozenset("（「『《")
-"""Never the last of a line: it stays with what it begins."""
+"""Not the last of a line: it stays with what it begins, where both fit in one."""
 
 
 def wrapped(text: str, cells: int) -> list[str]:
@@ -35,7 +35,8 @@ def _units(text: str, cells: int) -> list[str]:
     """What may not be broken: pieces with the closing marks that follow them."""
     units: list[str] = []
     for piece in _PIECE.findall(text):
-        if units and (piece[0] in _CLOSING or units[-1][-1] in _OPENING):
+        begins = units and units[-1][-1] in _OPENING and cell_len(units[-1] + piece) <= cells
+        if begins or (units and piece[0] in _CLOSING):
             units[-1] += piece
         elif cell_len(piece) > cells:
             units += chop_cells(piece, cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from judging import Court, delayed, row_of
 from ledgers import ledger
@@ -108,6 +108,7 @@ def test_a_window_is_sent_as_it_was_typed_where_that_can_be_read(typed, sent):
 TEXT = st.text(st.sampled_from(list("ab 。，（）引擎慢12%ms`. ")), max_size=80)
 
 
+@example("（`111。`", 8)
 @given(TEXT, st.integers(8, 40))
 def test_wrapped_text_is_all_there_and_in_its_width(text, cells):
     lines = wrapped(text, cells)
