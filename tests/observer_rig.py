@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,23 @@ class ObserverProcess:
 
 
 Start = Callable[..., ObserverProcess]
-"""Starts an observer with the options of ObserverProcess; the fixture ends it."""
+"""Starts an observer with the options of ObserverProcess; `starting` ends it."""
+
+
+@contextmanager
+def starting(folder: Path) -> Iterator[Start]:
+    """Starts observers, one after another, over one state folder; all have ended after it."""
+    running: list[ObserverProcess] = []
+
+    def begin(**options: Any) -> ObserverProcess:
+        running.append(ObserverProcess(folder / "state", **options))
+        return running[-1]
+
+    try:
+        yield begin
+    finally:
+        for one in running:
+            one.close()
 
 
 class WorkerLink:

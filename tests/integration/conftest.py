@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from observer_rig import (
     Backend,
     ObserverProcess,
     Start,
+    starting,
 )
 from redis_rig import RedisServer, redis_server
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    running: list[ObserverProcess] = []
-
-    def begin(**options: Any) -> ObserverProcess:
-        running.append(ObserverProcess(tmp_path / "state", **options))
-        return running[-1]
-
-    yield begin
-    for one in running:
-        one.close()
+    with starting(tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture(scope="module")
